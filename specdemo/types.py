@@ -1,0 +1,441 @@
+"""The records that travel between the parts of specdemo, and the contracts they meet.
+
+Read this file first. The vocabulary, used everywhere:
+
+* *target*: the large model whose text is wanted. *drafter*: proposes tokens cheaply. *arm*: (drafter, draft length).
+* *round*: one draft, one target forward, one verdict. *block*: the tokens a round commits.
+* *accepted* tokens were drafted and kept; the *target's own* token ends every block: the *corrected* token after a
+  rejection, the *bonus* token when every draft was accepted. So ``len(block) == accepted + 1``, always: where a block
+  is cut (end of sequence, stop string), the token it is cut at stands in for the bonus token, and drafts at or
+  beyond the cut count nowhere.
+
+Nothing here imports torch at run time: the user interface and the store read these records without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Finish = Literal["eos", "stop", "length", "context"]
+Information = Literal["none", "bandit", "full"]
+
+
+class SpecdemoError(Exception):
+    """An error the user can do something about: the message says what happened, why, and what to do."""
+
+
+# ---------------------------------------------------------------------------------------------------- what is asked
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn from logits. Defaults are greedy; every field at its default does nothing.
+
+    Penalties as OpenAI defines them (``frequency``, ``presence``: generated tokens only) and as CTRL defines
+    ``repetition`` (prompt and generated tokens, arXiv 1909.05858).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        limits: list[tuple[str, float, bool, str]] = [
+            ("temperature", self.temperature, 0 <= self.temperature < 1e6, "at least 0 (0 is greedy)"),
+            ("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 is off)"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1 (1 is off)"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1 (0 is off)"),
+            ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < 1e6, "above 0 (1 is off)"),
+            ("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 100, "between -100 and 100"),
+            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 100, "between -100 and 100"),
+        ]
+        for name, value, ok, rule in limits:
+            if not ok:
+                raise SpecdemoError(f"{name} is {value}; it must be {rule}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. ``role`` is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything that determines an answer: the same request to the same pool gives the same trace.
+
+    Attributes:
+        messages: the conversation, oldest first, rendered through the target's chat template.
+        prompt: raw text to complete instead of a conversation (exactly one of the two is given).
+        selector: key of ``SELECTORS``. ``options`` are that selector's keyword arguments.
+        k: longest draft of a round, in tokens (0 is plain decoding).
+        stop: the answer ends before the first of these strings.
+        memory: token ids of earlier answers of this session, oldest first, for drafters that copy from them.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    selector: str = "hedgespec"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    k: int = 5
+    max_new_tokens: int = 128
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    memory: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (not self.messages):
+            raise SpecdemoError("A request needs either messages (a conversation) or prompt (raw text), and not both.")
+        if self.k < 0:
+            raise SpecdemoError(f"k is {self.k}; a draft length is at least 0 (0 is plain decoding).")
+        if self.max_new_tokens < 0:
+            raise SpecdemoError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 0.")
+        if not 0 <= self.seed < 2**63:
+            raise SpecdemoError(f"seed is {self.seed}; it must lie between 0 and 2^63 - 1.")
+        if any(not s for s in self.stop):
+            raise SpecdemoError("A stop string is empty; leave it out instead.")
+
+
+# ------------------------------------------------------------------------------------------- what happens in a round
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A drafter's block of ``n`` tokens: a chain, or a tree in topological order.
+
+    Attributes:
+        tokens: target vocabulary ids.
+        parents: index of each token's parent in ``tokens``, -1 for a child of the committed text; None is a chain.
+        probs: [n, draft vocabulary]: *the distribution each token was really drawn from*, given its path and its
+            earlier siblings; None means every token is a point mass (drawn with probability one).
+        vocab: [draft vocabulary] target id of each column of ``probs``; None is the identity.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...] | None = None
+    probs: Tensor | None = None
+    vocab: Tensor | None = None
+
+    def parent(self, i: int) -> int:
+        """Index of token i's parent, -1 for the committed text."""
+        return i - 1 if self.parents is None else self.parents[i]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification decided: the accepted root path and the target's own token after it.
+
+    Attributes:
+        path: indices into ``Proposal.tokens``, root first.
+        token: the corrected or bonus token.
+    """
+
+    path: tuple[int, ...]
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Newly committed text, as drafters see it (a drafter never sees uncommitted target output).
+
+    Attributes:
+        tokens: [n] the committed tokens.
+        probs: [n, V] the target's law at each of these tokens, after sampling transforms.
+    """
+
+    tokens: tuple[int, ...]
+    probs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a drafter would have proposed at each newly committed position, teacher-forced.
+
+    Exactly one of the two: ``probs`` [n, draft vocabulary] with ``vocab`` as in :class:`Proposal`, or ``tokens`` [n],
+    point masses, with -1 where the drafter had nothing to propose.
+    """
+
+    probs: Tensor | None = None
+    tokens: tuple[int, ...] | None = None
+    vocab: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFeedback:
+    """What a selector may learn from a round; which fields are filled depends on its ``information``.
+
+    Attributes:
+        arm: the arm that drafted.
+        drafted: its draft tokens that were verified.
+        accepted: how many of them were kept.
+        divergence: mean of 1 - TV(p, q) over all drafted positions (MetaSD's block divergence); bandits only.
+        acceptance: [positions][arms] 1 - TV(p, q) on committed text, every arm; full information only.
+        lengths: [windows][arms] counterfactual acceptance lengths completed by this round; full information only.
+    """
+
+    arm: int
+    drafted: int
+    accepted: int
+    divergence: float | None = None
+    acceptance: tuple[tuple[float, ...], ...] = ()
+    lengths: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A selector's state after a round: stored and drawn, one number per arm (None: not known).
+
+    Attributes:
+        kind: what ``value`` is: "weight" (a probability), "index" (an upper confidence bound), "choice" (0 or 1).
+        value: what the next choice is made by.
+        estimate: estimated reward or acceptance length, see the selector's docstring.
+        loss: loss of the round just finished, in [0, 1].
+    """
+
+    kind: str
+    value: tuple[float | None, ...]
+    estimate: tuple[float | None, ...]
+    loss: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What was done before the first round. Times in milliseconds; none of it counts as decoding time.
+
+    Attributes:
+        prompt_tokens: length of the prompt in tokens.
+        prefill_ms: target and drafters reading the prompt.
+        compile_ms: compilation that this run had to wait for.
+        rows: rows of every scoring forward (the fixed shape).
+        arms: names of the arms, in the order used by every per-arm tuple.
+        drafters: name of each arm's drafter.
+    """
+
+    prompt_tokens: int
+    prefill_ms: float
+    compile_ms: float
+    rows: int
+    arms: tuple[str, ...]
+    drafters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The only thing that leaves the engine: one draft, one target forward, one verdict. JSON-able, picklable.
+
+    Attributes:
+        index: 0, 1, 2, ...
+        arm: index of the arm that drafted (into ``Start.arms``), -1 for plain decoding.
+        k: draft length asked for.
+        draft: every drafted token, also the rejected ones; ``parents`` as in :class:`Proposal`.
+        draft_p, draft_q: probability of each drafted token under target and drafter after sampling transforms.
+        drafted: drafted tokens that count (cut ones do not), ``accepted``: how many of them were kept.
+        path: indices into ``draft`` of the accepted tokens.
+        tokens: the committed block: the accepted tokens, then the target's own.
+        p: target probability of each committed token.
+        pieces: text that became final, one piece per token in the order of all committed tokens. A piece may come
+            rounds after its token (characters split over tokens, possible beginnings of stop strings).
+        finish: why the answer ends here, None if it goes on.
+        draft_ms, verify_ms, feedback_ms, learn_ms, other_ms: where the time of the round went.
+        at_ms: end of the round, since the first round began.
+        snapshot: the selector after the round.
+        start: in round 0 only.
+    """
+
+    index: int
+    arm: int
+    k: int
+    draft: tuple[int, ...]
+    parents: tuple[int, ...] | None
+    draft_p: tuple[float, ...]
+    draft_q: tuple[float, ...]
+    drafted: int
+    accepted: int
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    p: tuple[float, ...]
+    pieces: tuple[str, ...]
+    finish: Finish | None
+    draft_ms: float
+    verify_ms: float
+    feedback_ms: float
+    learn_ms: float
+    other_ms: float
+    at_ms: float
+    snapshot: Snapshot
+    start: Start | None = None
+
+    @property
+    def round_ms(self) -> float:
+        """Wall time of the round."""
+        return self.draft_ms + self.verify_ms + self.feedback_ms + self.learn_ms + self.other_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dict of JSON-able values."""
+        return asdict(self)
+
+
+# ---------------------------------------------------------------------------------------------------- who takes part
+
+
+class Rng(Protocol):
+    """The two ways randomness enters a decode. Tests replace it to enumerate every outcome exactly."""
+
+    def flip(self, probability: float) -> bool:
+        """True with the given probability."""
+        ...
+
+    def draw(self, weights: Tensor) -> int:
+        """An index of the 1-D ``weights`` [V] (non-negative, not necessarily normalised), drawn in proportion."""
+        ...
+
+
+class Transform(Protocol):
+    """Sampling transforms: logits to the law a token is drawn from (see sampling.py)."""
+
+    def __call__(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
+        """[n, V] logits, the token ids before each row -> [n, V] probabilities (one-hot when greedy)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter is started with, once per run.
+
+    Attributes:
+        prompt: the prompt's token ids.
+        memory: token ids of earlier answers of the session.
+        transform: the run's sampling transforms; q should be the drafter's law after them.
+        capacity: most tokens the run's context can reach (prompt and answer).
+        greedy: temperature 0: proposals are point masses.
+    """
+
+    prompt: tuple[int, ...]
+    memory: tuple[tuple[int, ...], ...]
+    transform: Transform
+    capacity: int
+    greedy: bool
+
+
+class Drafter(Protocol):
+    """One drafter of one run. It owns its cache and its random state comes in as ``rng``."""
+
+    def catch_up(self, verified: Verified) -> Rows | None:
+        """Process committed tokens not seen yet: extends the cache *and* returns what would have been proposed at each
+        of these positions. Engine calls are batched for unselected drafters of a bandit: they catch up when chosen."""
+        ...
+
+    def propose(self, k: int, rng: Rng) -> Proposal:
+        """Draft at most ``k`` tokens after the committed text (fewer, or none, when there is nothing to say)."""
+        ...
+
+    def observe(self, verified: Verified) -> None:
+        """Learn from the round's verified tokens. Frozen drafters pass."""
+        ...
+
+
+DrafterStart = Callable[[DraftContext], Drafter]
+
+
+class Selector(Protocol):
+    """Chooses the arm of every round."""
+
+    information: Information
+
+    def choose(self) -> int:
+        """Index of the arm that drafts next; -1 for plain decoding."""
+        ...
+
+    def update(self, feedback: RoundFeedback) -> None:
+        """Learn from the round."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """State for display and storage."""
+        ...
+
+
+class TargetSession(Protocol):
+    """The target's side of one run: owns the KV cache."""
+
+    compile_ms: float
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Read the prompt (all of it; at least one token)."""
+        ...
+
+    def score(self, proposal: Proposal) -> Tensor:
+        """One forward. Row 0 of the returned float [n + 1, V] logits follows the committed text, row i + 1 follows
+        draft token i on its path. Always runs through the same padded number of rows."""
+        ...
+
+    def commit(self, path: Sequence[int], token: int) -> None:
+        """Keep the accepted nodes of the last scored proposal and append the target's own token."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that the engine needs."""
+
+    def encode(self, request: Request) -> list[int]:
+        """Prompt ids of a request: chat template or raw text."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of the tokens, special tokens left out, no clean-up of spaces."""
+        ...
+
+
+class Target(Protocol):
+    """The model whose text is wanted."""
+
+    vocab_size: int
+    eos: frozenset[int]
+    window: int
+    tokenizer: Tokenizer
+
+    def session(self, capacity: int, rows: int) -> TargetSession:
+        """Start a run of at most ``capacity`` tokens, scored through ``rows`` rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One arm of a pool: a drafter, and how it is shown.
+
+    Attributes:
+        name: unique in the pool. ``family``: key of ``DRAFTERS``. ``domain``: what it is good at, for people.
+        colour: two hex colours, for a light and for a dark page.
+        start: makes the drafter of a run.
+        k: longest draft of this arm, None for the request's.
+    """
+
+    name: str
+    family: str
+    start: DrafterStart
+    domain: str = ""
+    colour: tuple[str, str] = ("", "")
+    k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A target and the arms that draft for it, loaded."""
+
+    name: str
+    target: Target
+    arms: tuple[Arm, ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
