@@ -1,0 +1,129 @@
+"""Keys and values in numbered slots: the write position is an input of the forward, never a state of the cache.
+
+A block of rows writes its keys and values into the slots it is given; what was rejected is overwritten by the next
+block. So there is no rollback to get wrong, and compiled code has no counter to lose. Every row says by an explicit
+mask which slots it sees, which covers trees, sliding windows and mixtures of layer types alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.cache_utils import Cache
+
+ATTENTION = "specdemo_slots"
+"""Name under which :func:`slot_attention` is registered with transformers."""
+
+Shape = tuple[int, ...]
+Mask = Tensor | dict[str, Tensor]
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """Keys and values [1, heads, slots, size] of every layer, written at ``slots`` [rows] (given before a forward)."""
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], slots: Tensor) -> None:
+        self.layers: list[Any] = []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+        self.keys, self.values, self.slots = keys, values, slots
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the rows' keys and values, return all slots'. Called by the model, once per layer."""
+        self.keys[layer_idx].index_copy_(2, self.slots, key_states)
+        self.values[layer_idx].index_copy_(2, self.slots, value_states)
+        return self.keys[layer_idx], self.values[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: positions are inputs, too."""
+        return 0
+
+
+class ShapeProbe(SlotCache):
+    """Learns the [heads, size] of each layer's keys and values from one forward without a past."""
+
+    def __init__(self) -> None:
+        super().__init__([], [], torch.empty(0))
+        self.shapes: list[tuple[Shape, Shape]] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Note the shapes; the rows see only one another."""
+        if layer_idx != len(self.shapes):
+            raise NotImplementedError(f"layer {layer_idx} shares or skips its keys and values")
+        self.shapes.append(((key_states.shape[1], key_states.shape[3]), (value_states.shape[1], value_states.shape[3])))
+        return key_states, value_states
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of [1, heads, rows, size] queries over all slots under an additive mask [1, 1, rows, slots].
+
+    Query heads that share a key head become rows of it (grouped-query attention without copying keys).
+    ``softcap`` as in Gemma 2, ``s_aux`` (a sink per head) as in GPT-OSS.
+    """
+    batch, heads, rows, size = query.shape
+    group = heads // key.shape[1]
+    query = query.reshape(batch, key.shape[1], group * rows, size)
+    mask = attention_mask.repeat(1, 1, group, 1) if group > 1 else attention_mask
+    if softcap is None and s_aux is None:
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    else:
+        scores = query @ key.transpose(2, 3) * (size**-0.5 if scaling is None else scaling)
+        scores = (scores if softcap is None else torch.tanh(scores / softcap) * softcap) + mask
+        if s_aux is not None:
+            sink = s_aux.reshape(1, key.shape[1], group, 1).repeat_interleave(rows, dim=2)
+            scores = torch.cat([scores, sink.expand(batch, -1, -1, -1).to(scores.dtype)], dim=-1)
+        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+        out = weights[..., : key.shape[2]] @ value
+    return out.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, slot_attention)
+
+
+def layer_kinds(config: PreTrainedConfig) -> tuple[str, ...] | None:
+    """Kinds of layers that expect a mask each ("full_attention" ...); None where one mask is for all layers."""
+    kinds = getattr(config.get_text_config(), "layer_types", None)
+    return tuple(sorted(set(kinds))) if kinds else None
+
+
+def sliding_window(config: PreTrainedConfig) -> int | None:
+    """How many tokens back a sliding layer sees, itself included."""
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    return int(window) if window else None
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """[rows, slots] booleans -> [1, 1, rows, slots] zeros and lowest numbers (finite: a row of -inf would be NaN)."""
+    lowest = torch.finfo(dtype).min
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, lowest)[None, None]
+
+
+def masks(allowed: Tensor, near: Tensor, kinds: Iterable[str] | None, windowed: bool, dtype: torch.dtype) -> Mask:
+    """The mask or masks a model expects.
+
+    Args:
+        allowed: [rows, slots] what a row sees at any distance; near: those inside the sliding window.
+        kinds: see :func:`layer_kinds`. ``windowed``: all layers slide where there are no kinds.
+        dtype: the model's.
+    """
+    if kinds is None:
+        return additive(near if windowed else allowed, dtype)
+    return {kind: additive(near if kind == "sliding_attention" else allowed, dtype) for kind in kinds}
