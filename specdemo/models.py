@@ -80,7 +80,7 @@ def problems(folder: Path, full: bool = False) -> list[str]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a fetched model folder, if it has one: ``format``, ``source``, ``files`` (size and sha256 each)."""
+    """The manifest of a fetched model folder, if it has one: ``format``, ``source``, ``files`` (sizes and hashes)."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
