@@ -1,0 +1,1 @@
+"""The web page: reads Rounds and the store, never a model. One file per tab; ``app.launch`` starts it."""

@@ -1,0 +1,211 @@
+"""A backend without a model: hostile tokens from several drafters at a given rate, stored in memory or in a real store."""
+
+from __future__ import annotations
+
+import codecs
+import random
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from specdemo.types import Finish, Request, Round, Snapshot, SpecdemoError, Start
+from specdemo.ui.backend import (
+    Ask,
+    Baseline,
+    Begun,
+    Check,
+    Checking,
+    Event,
+    Example,
+    Option,
+    Outcome,
+    Readiness,
+    Source,
+    Stored,
+)
+
+DRAFTERS = ("prompt-lookup", "suffix", "small-lm", "head-code", "head-chat")
+HOSTILE = [
+    b"${1+1}", b"{{x}}", b"{{{x}}}", b"<script>alert(1)</script>", b"<img src=x onerror=alert(2)>", b"`", b"```js\n",
+    b"\r\n", b"a\x1fb", b"\x1e", b"\x1e1", b"\x00", b"&amp;", b"</span>", b"@children", b"\\n", b"\\u001f", b"\t", b"    ",
+    "\u2028".encode(), "\u202eabc\u202c".encode(), b"e", "\u0301".encode(), "日本".encode(), "العربية".encode(),
+    b"\xed\xa0\x80",
+]  # fmt: skip
+SPLIT = ["😀", "👩‍💻", "🇩🇪", "é"]  # each byte is a token of its own
+WORDS = " the model proposes several words and the target checks them all again in one pass .".split(" ")
+
+
+def script(seed: int, n: int, hostile: float = 0.1) -> list[bytes]:
+    """n byte-level tokens."""
+    rng, tokens = random.Random(seed), [f"run {seed}:".encode()]
+    while len(tokens) < n:
+        x = rng.random()
+        if x < hostile * 0.6:
+            tokens.append(rng.choice(HOSTILE))
+        elif x < hostile:
+            tokens += [bytes([b]) for b in rng.choice(SPLIT).encode()]
+        elif x < hostile + 0.03:
+            tokens.append(b"\n")
+        else:
+            tokens.append((" " + rng.choice(WORDS[1:])).encode())
+    return tokens[:n]
+
+
+def pieces(tokens: Sequence[bytes]) -> list[str]:
+    """Text that became final with each token; the last one gets what is left. Surrogates come through, on purpose."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+    out = []
+    for i, token in enumerate(tokens):
+        try:
+            out.append(decoder.decode(token, final=i == len(tokens) - 1))
+        except UnicodeDecodeError:
+            out.append("\ufffd")
+            decoder.reset()
+    return out
+
+
+@dataclass
+class Scripted:
+    """Backend for tests.
+
+    Attributes:
+        rate: tokens per second. ``emitted``: per run, wall time at which each token left the engine, in seconds.
+        load_s: seconds that loading takes. ``fail_at``: tokens after which a run fails. ``store_problem``: banner.
+        text: words to write instead of hostile tokens (screenshots).
+    """
+
+    rate: float = 100.0
+    load_s: float = 0.0
+    fail_at: int = 0
+    store_problem: str | None = None
+    hostile: float = 0.1
+    text: str = ""
+    sampled: bool = False
+    emitted: dict[str, list[float]] = field(default_factory=dict)
+    ended: dict[str, tuple[str, float]] = field(default_factory=dict)
+    runs: dict[str, Stored] = field(default_factory=dict)
+    checked: Check | None = None
+    plain: Baseline | None = None
+    _loading: float = 0.0
+    _ready: bool = False
+
+    def pools(self) -> list[Option]:
+        return [Option("scripted", "no model at all: scripted tokens"), Option("other", "another pool")]
+
+    def selectors(self) -> list[Option]:
+        return [
+            Option("hedgespec", "Weighs every drafter by what it would have had accepted, on every token."),
+            Option("none", "Plain decoding: nobody drafts."),
+        ]
+
+    def examples(self) -> list[Example]:
+        prompts = {
+            "chat": ["Explain to a child why the sky is blue.", "Plan a quiet weekend."],
+            "code": ["Write a Python function that merges two sorted lists.", "Reverse a string in C."],
+            "maths": ["A train leaves at 9:40 and arrives at 12:05. How long does it travel?", "What is 17 × 23?"],
+            "summary": ["Summarise in two sentences: The harbour was built in 1873, and enlarged twice.", "Shorten this."],
+        }
+        return [Example(domain, p) for domain, ps in prompts.items() for p in ps]
+
+    def load(self, pool: str) -> None:
+        if not self._ready:
+            start = time.monotonic()
+            while time.monotonic() - start < self.load_s:
+                self._loading = (time.monotonic() - start) / self.load_s
+                time.sleep(0.05)
+        self._ready = True
+
+    def readiness(self, pool: str) -> Readiness:
+        if self._ready:
+            return Readiness("ready")
+        return Readiness("loading", "Loading the model", self._loading)
+
+    def baseline(self, pool: str) -> Baseline | None:
+        return self.plain
+
+    def problem(self) -> str | None:
+        return self.store_problem
+
+    def stored(self, run_id: str) -> Stored | None:
+        return self.runs.get(run_id)
+
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(Source(name, f"drafter {i}") for i, name in enumerate(DRAFTERS))
+
+    def answer(self, ask: Ask, stop: threading.Event) -> Iterator[Event]:
+        run_id, sources = uuid.uuid4().hex[:8], self.sources()
+        emitted = self.emitted.setdefault(run_id, [])
+        rounds: list[Round] = []
+        status, outcome = "interrupted", None
+        yield Begun(run_id, sources)
+        try:
+            for r in self.write(ask.request):
+                rounds.append(r)
+                emitted += [time.time()] * len(r.tokens)
+                yield r
+                if self.fail_at and len(emitted) >= self.fail_at:
+                    status = "failed"
+                    raise SpecdemoError("The scripted engine broke on purpose. Nothing to be done.")
+                if stop.is_set():
+                    break
+            status = "stopped" if rounds[-1].finish is None else "finished"
+            if ask.check and status == "finished":
+                for tokens in range(0, 60, 20):
+                    time.sleep(0.02)
+                    yield Checking(tokens)
+            outcome = Outcome(status, self.plain, self.checked if ask.check else None)  # type: ignore[arg-type]
+            yield outcome
+        finally:
+            self.ended[run_id] = (status, time.time())
+            outcome = outcome or Outcome(status)  # type: ignore[arg-type]
+            self.runs[run_id] = Stored(run_id, ask, sources, rounds, outcome)
+
+    def write(self, request: Request) -> Iterator[Round]:
+        """Rounds at the rate, each with a draft of a random drafter."""
+        rng, n = random.Random(request.seed), request.max_new_tokens
+        texts = self.words(n) if self.text else pieces(script(request.seed, n, self.hostile))
+        start = time.monotonic()
+        done, lag = 0, 0
+        while done < n:
+            drafted = min(request.k, n - done - 1) if request.selector != "none" else 0
+            accepted = rng.randint(0, drafted)
+            arm = rng.randrange(len(DRAFTERS)) if drafted else -1
+            block = accepted + 1
+            time.sleep(max(0.0, start + (done + block) / self.rate - time.monotonic()))
+            finish: Finish | None = "length" if done + block >= n else None
+            held = 0 if finish else rng.randint(0, 1)  # text may lag behind its token
+            yield Round(
+                index=request.seed if False else self.index(done),
+                arm=arm,
+                k=request.k,
+                draft=tuple(range(done, done + drafted)),
+                parents=None,
+                draft_p=tuple(0.9 for _ in range(drafted)),
+                draft_q=tuple(round(rng.uniform(0.2, 1), 3) for _ in range(drafted)),
+                drafted=drafted,
+                accepted=accepted,
+                path=tuple(range(accepted)),
+                tokens=tuple(range(done, done + block)),
+                p=tuple(round(rng.uniform(0.3, 1), 3) for _ in range(block)),
+                pieces=tuple(texts[done - lag : done + block - held]),
+                finish=finish,
+                draft_ms=1.0,
+                verify_ms=8.0,
+                feedback_ms=0.5,
+                learn_ms=0.0,
+                other_ms=0.5,
+                at_ms=1000 * (done + block) / self.rate,
+                snapshot=Snapshot("weight", (0.2,) * len(DRAFTERS), (None,) * len(DRAFTERS), (0.1,) * len(DRAFTERS)),
+                start=None if done else Start(12, 20.0, 0.0, request.k + 1, DRAFTERS, DRAFTERS),
+            )
+            done, lag = done + block, held
+
+    def index(self, done: int) -> int:
+        self._index = 0 if not done else self._index + 1
+        return self._index
+
+    def words(self, n: int) -> list[str]:
+        words = [w if w == "\n" else " " + w for line in self.text.splitlines() for w in (*line.split(" "), "\n")]
+        return (words * (n // len(words) + 1))[:n]
