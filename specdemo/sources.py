@@ -10,6 +10,7 @@ import sys
 import threading
 import zipfile
 from hashlib import sha256
+from http.client import HTTPException
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -55,7 +56,7 @@ def _answers(seconds: float) -> bool:
     try:
         with urlopen(Request(url, method="HEAD"), timeout=seconds) as answer:
             return bool(answer.status == 200)
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return False
 
 
