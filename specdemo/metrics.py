@@ -53,7 +53,7 @@ class RunSummary:
 
 
 def summarise(rounds: Sequence[Round]) -> RunSummary:
-    """Every number of the run. Cost: one pass per number, about 10 microseconds a round in all."""
+    """Every number of the run. Costs a few microseconds a round."""
     return RunSummary(
         text=text(rounds),
         token_ids=token_ids(rounds),
