@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from specdemo.drafters import Family
     from specdemo.target import HFTarget
 
 SHIPPED = Path(__file__).parent / "pools"
@@ -105,8 +103,8 @@ def load_pool(
         progress: bars and notes on standard error while the target is fetched.
 
     Returns:
-        the pool; ``info`` holds name, title, sha256 (of file and weights), target (source in words), target_path,
-        target_sha256, dtype, device, threads and compile.
+        the pool; ``info`` holds name, title, hash (of file and weights), target (source in words), target_path,
+        weights (sha256 of the target's and of each model-based arm's), dtype, device, threads and compile.
 
     Raises:
         SpecdemoError: the file is wrong, names what does not exist, or something in it cannot be loaded.
@@ -174,19 +172,13 @@ def _check_family(path: Path, arm: ArmEntry) -> None:
         raise SpecdemoError(
             f"{path}: arm {arm.name!r} has an unknown family {arm.family!r}. There are: {', '.join(DRAFTERS)}."
         )
-    allowed = family_options(DRAFTERS[arm.family])
+    allowed = DRAFTERS[arm.family].options
     for key in arm.options:
         if key not in allowed:
             raise SpecdemoError(
                 f"{path}: arm {arm.name!r} has an unknown option {key!r}. Family {arm.family!r} may have: "
                 f"{', '.join(allowed) or 'none'}."
             )
-
-
-def family_options(family: Family) -> dict[str, Any]:
-    """Options of a drafter family with their defaults (None: must be given)."""
-    parameters = list(inspect.signature(family.load).parameters.values())[1:]  # the first is the target
-    return {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind != p.VAR_KEYWORD}
 
 
 def _target_path(file: PoolFile, progress: bool) -> str | Path:
@@ -217,14 +209,19 @@ def _load_arm(path: Path, entry: ArmEntry, target: HFTarget) -> Arm:
 def _info(file: PoolFile, path: str | Path, target: HFTarget, compile: bool) -> dict[str, Any]:
     import torch
 
-    weights = models.describe(Path(path)) if Path(path).is_dir() else _hub_description(file)
+    described = _describe(path, file.target.revision)
+    weights = {"target": described["sha256"]}
+    for arm in file.arms:
+        model = arm.options.get("model", "target")
+        if model != "target":
+            weights[arm.name] = _describe(_beside(file.path, model))["sha256"]
     return {
         "name": file.name,
         "title": file.title,
-        "sha256": models.hash_of([file.sha256, weights["sha256"]]),
-        "target": weights["source"],
+        "hash": models.hash_of([file.sha256, weights]),
+        "target": described["source"],
         "target_path": str(path),
-        "target_sha256": weights["sha256"],
+        "weights": weights,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "threads": torch.get_num_threads(),
@@ -232,7 +229,9 @@ def _info(file: PoolFile, path: str | Path, target: HFTarget, compile: bool) -> 
     }
 
 
-def _hub_description(file: PoolFile) -> dict[str, str]:
-    """A Hub repository is identified by its commit; without a revision the pool file does not fix the weights."""
-    source = f"hub {file.target.source}@{file.target.revision or 'latest'}"
+def _describe(path: str | Path, revision: str | None = None) -> dict[str, str]:
+    """A Hub repository is identified by its revision; without one the pool file does not fix the weights."""
+    if Path(path).is_dir():
+        return models.describe(Path(path))
+    source = f"hub {path}@{revision or 'latest'}"
     return {"source": source, "sha256": models.hash_of(source)}

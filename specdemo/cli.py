@@ -1,0 +1,198 @@
+"""The command line: arguments, exit codes, messages. What the commands do is in commands.py and doctor.py.
+
+torch, transformers and gradio are imported by the commands that need them, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from specdemo import __version__
+from specdemo.types import Message, Request, Sampling, SpecdemoError
+
+OK, FAILED, USAGE, DIFFERENT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+EPILOG = """\
+exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage, 3 --check found a difference,
+130 interrupted with ctrl-c, 141 the reader of the output went away
+environment: SPECDEMO_HOME (folder for model and runs), SPECDEMO_MODEL (folder of the embedded pool's model),
+HF_HUB_OFFLINE=1 (do not ask the Hub), SPECDEMO_DEBUG=1 (tracebacks)"""
+
+
+class UsageError(SpecdemoError):
+    """Arguments that cannot be meant."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code (argparse exits by itself for ``--help`` and wrong usage)."""
+    args = parser().parse_args(argv)
+    debug = args.debug or os.environ.get("SPECDEMO_DEBUG", "") not in ("", "0")
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        return _complain(error, USAGE, debug)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        print("specdemo: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        return _complain(error, FAILED, debug)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from specdemo import commands
+
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character is no reason to stop
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    command: Any = getattr(commands, "list_entries" if args.command == "list" else args.command)
+    return int(command(args))
+
+
+def _complain(error: Exception, code: int, debug: bool) -> int:
+    if debug:
+        raise error
+    known = isinstance(error, SpecdemoError)
+    text = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
+    print("specdemo: " + " ".join(text.split("\n")), file=sys.stderr)
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="specdemo",
+        description="Speculative decoding with several drafters: the text of the target model, written faster.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"specdemo {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--debug", action="store_true", help="show tracebacks")
+    for name, summary, fill in (
+        ("serve", "open the page in a browser", _serve),
+        ("generate", "answer one prompt on the command line", _generate),
+        ("doctor", "say what is installed, where things are, and what is wrong", _doctor),
+        ("list", "print the selectors, drafters or pools there are", _list),
+        ("bench", "measure what a target forward costs and how fast plain decoding is", _bench),
+    ):
+        fill(commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:], parents=[shared]))
+    return top
+
+
+def _serve(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--host", help="address to listen on (default: $GRADIO_SERVER_NAME, else this machine only)")
+    p.add_argument("--port", type=int, help="port (default: $GRADIO_SERVER_PORT, else 7860)")
+    _add_db(p)
+
+
+def _generate(p: argparse.ArgumentParser) -> None:
+    p.add_argument("prompt", metavar="PROMPT", help="what to say to the model; - reads standard input")
+    p.add_argument("--system", help="system prompt")
+    p.add_argument("--raw", action="store_true", help="complete the prompt as it is, without chat template")
+    p.add_argument("--selector", default="hedgespec", help="who chooses the drafter, see `specdemo list selectors`")
+    p.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the selector, repeatable"
+    )
+    p.add_argument("--k", type=int, default=5, help="longest draft in tokens; 0 is plain decoding (default 5)")
+    p.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="most tokens to write (default 128)")
+    p.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
+    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text, repeatable")
+    p.add_argument("--ignore-eos", action="store_true", help="write on after the model's end token")
+    _add_sampling(p)
+    _add_pool(p)
+    p.add_argument("--check", action="store_true", help="decode plainly, too, and compare (exit code 3: different)")
+    p.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    _add_db(p)
+    p.add_argument("--no-db", action="store_true", help="do not store the run")
+
+
+def _add_sampling(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    p.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0 is off")
+    p.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this mass; 1 is off")
+    p.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this share of the likeliest; 0 is off")
+    p.add_argument("--repetition-penalty", type=float, default=1.0, help="as CTRL defines it; 1 is off")
+    p.add_argument("--frequency-penalty", type=float, default=0.0, help="as OpenAI defines it; 0 is off")
+    p.add_argument("--presence-penalty", type=float, default=0.0, help="as OpenAI defines it; 0 is off")
+
+
+def _add_pool(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--pool", default="embedded", help="see `specdemo list pools`, or the path of a pool file")
+    p.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64")
+    p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
+    p.add_argument("--compile", action="store_true", help="score through compiled code (slower start, faster rounds)")
+
+
+def _add_db(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--db", metavar="PATH", help="SQLite file of the runs (default: in the user's data folder)")
+
+
+def _doctor(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--no-fetch", action="store_true", help="do not fetch the embedded model if it is missing")
+    p.add_argument("--verify", action="store_true", help="read the model's files and compare their hashes")
+    _add_db(p)
+
+
+def _list(p: argparse.ArgumentParser) -> None:
+    p.add_argument("what", choices=["selectors", "drafters", "pools"])
+    p.add_argument("--json", action="store_true", help="print a JSON list with summaries and options")
+
+
+def _bench(p: argparse.ArgumentParser) -> None:
+    _add_pool(p)
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def request(args: argparse.Namespace) -> Request:
+    """The request that the arguments of ``generate`` describe; reads standard input for the prompt ``-``.
+
+    Raises:
+        UsageError: a value out of range.
+    """
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if args.raw and args.system:
+        raise UsageError("--raw completes the prompt as it is: a --system prompt has no place in it.")
+    said = [("system", args.system)] if args.system else []
+    messages = () if args.raw else tuple(Message(role, text) for role, text in [*said, ("user", prompt)])
+    try:
+        sampling = Sampling(**{name: getattr(args, name) for name in Sampling.__dataclass_fields__})
+        return Request(
+            messages=messages,
+            prompt=prompt if args.raw else None,
+            selector=args.selector,
+            options=dict(_option(text) for text in args.option),
+            k=args.k,
+            max_new_tokens=args.max_new_tokens,
+            sampling=sampling,
+            seed=args.seed,
+            stop=tuple(args.stop),
+            ignore_eos=args.ignore_eos,
+        )
+    except SpecdemoError as error:
+        raise UsageError(str(error)) from error
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """ "name=value", the value as JSON if it is JSON ("true", "0.5"), else as text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--option {text} should be NAME=VALUE.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""What the commands do. Results go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, cast
+
+from specdemo.cli import DIFFERENT, INTERRUPTED, OK, UsageError, request
+from specdemo.pools import load_pool, pool_names, read_pool
+from specdemo.types import Pool, Request, Round, SpecdemoError
+
+if TYPE_CHECKING:
+    from specdemo.store import Store
+
+Json = dict[str, Any]
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serve the page until interrupted."""
+    from specdemo.ui.live import serve as serve_page
+
+    serve_page(host=args.host, port=args.port, db=args.db)
+    return OK
+
+
+def generate(args: argparse.Namespace) -> int:
+    """Answer one prompt: the text as it is written, or one JSON object."""
+    asked = request(args)
+    _precheck(asked, args.pool)
+    pool = load_pool(args.pool, args.dtype, args.device, args.compile)
+    store = None if args.no_db else _store(args.db)
+    answer = _Answer(asked, pool, store)
+    try:
+        with closing(answer.pieces()) as pieces:
+            for piece in pieces:
+                if not args.json:
+                    print(piece, end="", flush=True)
+        if args.check and not answer.interrupted:
+            answer.compare()
+    finally:
+        result = answer.result(args.check)
+        if store:
+            store.close()
+    print(json.dumps(result) if args.json else "", flush=True)
+    _note(_summary(result))
+    if answer.interrupted:
+        return INTERRUPTED
+    return DIFFERENT if args.check and result["check"]["identical"] is False else OK
+
+
+def _precheck(asked: Request, pool: str) -> None:
+    """Find wrong names and options before a model is loaded."""
+    import numpy as np
+
+    from specdemo.selectors import make_selector
+
+    try:
+        arms = [arm.name for arm in read_pool(pool).arms]
+        make_selector(asked.selector, arms, [asked.k] * len(arms), np.random.default_rng(0), asked.options)
+    except SpecdemoError as error:
+        raise UsageError(str(error)) from error
+
+
+class _Answer:
+    """A run being written, stored and perhaps compared."""
+
+    def __init__(self, asked: Request, pool: Pool, store: Store | None) -> None:
+        from specdemo.provenance import provenance
+
+        self.asked, self.pool, self.store = asked, pool, store
+        self.rounds: list[Round] = []
+        self.interrupted = False
+        self.check: Json | None = None
+        self.run_id = store.start_run(None, asked, pool.name, provenance(pool.info)) if store else None
+
+    def pieces(self) -> Generator[str, None, None]:
+        """The text as it becomes final. Ctrl-c ends it after the round in flight; a second one at once."""
+        from specdemo.engine import generate
+        from specdemo.record import record
+
+        rounds = record(generate(self.asked, self.pool), self.store, self.run_id, lambda: self.interrupted)
+        with closing(cast("Generator[Round, None, None]", rounds)) as run:
+            before = signal.signal(signal.SIGINT, self._interrupt)
+            try:
+                for round in run:
+                    self.rounds.append(round)
+                    yield "".join(round.pieces)
+            finally:
+                signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, *_: object) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+
+    def compare(self) -> None:
+        """Decode plainly, too."""
+        from specdemo.check import check
+
+        _note("decoding plainly to compare ...")
+        self.check = check(self.asked, self.pool, self.rounds)
+        if self.store and self.run_id:
+            self.store.set_check(self.run_id, self.check)
+
+    def result(self, checked: bool) -> Json:
+        """Everything there is to say, JSON-able."""
+        from specdemo.metrics import summarise
+
+        start = self.rounds[0].start if self.rounds else None
+        return {
+            "run_id": self._stored(),
+            **summarise(self.rounds).to_dict(),
+            "status": "stopped" if self.interrupted else "done",
+            "pool": self.pool.name,
+            "selector": self.asked.selector,
+            "k": self.asked.k,
+            "seed": self.asked.seed,
+            "prompt_tokens": start.prompt_tokens if start else None,
+            "rows": start.rows if start else None,
+            **({"check": self.check} if checked else {}),
+            **{key: self.pool.info.get(key) for key in ("dtype", "device", "threads", "compile", "target", "hash")},
+        }
+
+    def _stored(self) -> str | None:
+        """The run's id if it is in the database; says so if it is not."""
+        if self.store is None or (self.store.flush() and self.store.problem is None):
+            return self.run_id
+        _note(f"the run was not stored: {self.store.problem or 'the database does not answer.'}")
+        return None
+
+
+def _store(path: str | None) -> Store:
+    from specdemo.store import Store, default_db
+
+    return Store(path or default_db())
+
+
+def _summary(result: Json) -> str:
+    """One line about a run."""
+    speed, length = result["tokens_per_second"], result["mean_acceptance_length"]
+    parts = [
+        f"{len(result['token_ids'])} tokens in {result['num_spec_steps']} rounds",
+        f"{length:.2f} tokens a round" if length else "",
+        f"{speed:.1f} tokens/s" if speed else "",
+        f"ended by {result['finish_reason']}" if result["finish_reason"] else "stopped",
+        f"run {result['run_id']}" if result["run_id"] else "",
+        _verdict(result.get("check")),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _verdict(check: Json | None) -> str:
+    if check is None:
+        return ""
+    if check["identical"] is None:
+        return f"not compared: {check['why']}"
+    if check["identical"]:
+        return "identical to plain decoding"
+    d = check["first_difference"]
+    return (
+        f"NOT identical to plain decoding: token {d['index']} is {d['text']!r} (margin {_margin(d['margin'])}) instead "
+        f"of {d['plain_text']!r} (margin {_margin(d['plain_margin'])})"
+    )
+
+
+def _margin(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Print the report of doctor.py; 1 if something essential is broken."""
+    from specdemo.doctor import lines, report
+
+    found = report(args.db, fetch=not args.no_fetch, verify=args.verify)
+    print(json.dumps(found, indent=2) if args.json else "\n".join(lines(found)))
+    return OK if found["ok"] else 1
+
+
+def list_entries(args: argparse.Namespace) -> int:
+    """Print a registry."""
+    entries = {"selectors": _selectors, "drafters": _drafters, "pools": _pools}[args.what]()
+    if args.json:
+        print(json.dumps(entries, indent=2, default=str))
+    else:
+        width = max(len(entry["name"]) for entry in entries)
+        print("\n".join(f"{entry['name']:<{width}}  {entry['summary']}" for entry in entries))
+    return OK
+
+
+def _selectors() -> Any:
+    from specdemo.selectors import SELECTORS, selector_options, summary
+
+    return [
+        {"name": n, "summary": summary(n), "information": s.information, "options": selector_options(n)}
+        for n, s in SELECTORS.items()
+    ]
+
+
+def _drafters() -> Any:
+    from specdemo.drafters import DRAFTERS
+
+    return [{"name": name, "summary": f.summary, "options": f.options} for name, f in DRAFTERS.items()]
+
+
+def _pools() -> Any:
+    def entry(name: str) -> Json:
+        pool = read_pool(name)
+        arms = [{"name": a.name, "family": a.family, "domain": a.domain, "options": dict(a.options)} for a in pool.arms]
+        return {"name": name, "summary": pool.title, "target": pool.target.source, "arms": arms, "path": str(pool.path)}
+
+    return [entry(name) for name in pool_names()]
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Print the measurements of bench.py."""
+    raise NotImplementedError
+
+
+def _note(text: str) -> None:
+    print(f"specdemo: {text}", file=sys.stderr, flush=True)
