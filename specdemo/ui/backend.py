@@ -30,7 +30,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A drafter as the legend shows it: name, what it is good at, its two colours (light and dark page; may be empty)."""
+    """A drafter as the legend shows it: name, what it is good at, its colours on a light and a dark page ("": any)."""
 
     name: str
     about: str = ""
@@ -57,11 +57,21 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Baseline:
+    """Measured speed of plain decoding in tokens per second, and of what it was measured, in words."""
+
+    speed: float
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
 class Begun:
-    """The run is about to start, and is stored under this id (None: nothing is being stored)."""
+    """The run is about to start, and is stored under this id (None: nothing is being stored). ``sources`` can draft in
+    it, none in plain decoding; ``baseline`` is the last measured plain speed, if there is one."""
 
     run_id: str | None
     sources: tuple[Source, ...]
+    baseline: Baseline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +83,21 @@ class Checking:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Outcome of the comparison with plain decoding, in words."""
+    """Outcome of the comparison with plain decoding, in words; ``identical`` is None where it does not apply."""
 
-    identical: bool
+    identical: bool | None
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
-    """Measured speed of plain decoding in tokens per second, and of what it was measured, in words."""
-
-    speed: float
-    of: str
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the run ended, what plain decoding was measured at (None: not yet), and the check if one was asked for."""
+    """How the run ended, what plain decoding was measured at (None: not yet), the check if one was asked for, and the
+    error of a stored run that failed."""
 
     status: Status
     baseline: Baseline | None = None
     check: Check | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +130,11 @@ class Backend(Protocol):
         ...
 
     def load(self, pool: str) -> None:
-        """Load a pool and warm it up; returns when it can answer, at once if it already can."""
+        """Load a pool and warm it up; returns when it can answer, at once if it already can. Call it in the lane."""
         ...
 
     def readiness(self, pool: str) -> Readiness:
         """How far loading is."""
-        ...
-
-    def baseline(self, pool: str) -> Baseline | None:
-        """The last measured plain speed of a pool."""
         ...
 
     def answer(self, ask: Ask, stop: threading.Event) -> Iterator[Event]:

@@ -121,18 +121,22 @@ def form_of(asked: Ask) -> dict[str, Any]:
     """The form that gives this Ask: what a stored run was made with."""
     request = asked.request
     sampling = {name: getattr(request.sampling, name) for name in (*_FLOATS, "top_k")}
-    return SETTINGS | sampling | {
-        "system": next((m.content for m in request.messages if m.role == "system"), ""),
-        "raw": request.prompt is not None,
-        "pool": asked.pool,
-        "selector": request.selector,
-        "options": json.dumps(dict(request.options)) if request.options else "",
-        "k": request.k,
-        "max_new_tokens": request.max_new_tokens,
-        "seed": request.seed,
-        "stop": "\n".join(s.replace("\\", "\\\\").replace("\n", "\\n") for s in request.stop),
-        "check": asked.check,
-    }
+    return (
+        SETTINGS
+        | sampling
+        | {
+            "system": next((m.content for m in request.messages if m.role == "system"), ""),
+            "raw": request.prompt is not None,
+            "pool": asked.pool,
+            "selector": request.selector,
+            "options": json.dumps(dict(request.options)) if request.options else "",
+            "k": request.k,
+            "max_new_tokens": request.max_new_tokens,
+            "seed": request.seed,
+            "stop": "\n".join(s.replace("\\", "\\\\").replace("\n", "\\n") for s in request.stop),
+            "check": asked.check,
+        }
+    )
 
 
 def chat_of(asked: Ask) -> Chat:
@@ -178,7 +182,7 @@ def _options(text: str | None) -> dict[str, Any]:
     try:
         options = json.loads(text or "")
     except ValueError as error:
-        raise SpecdemoError(f"The selector options are not JSON: {error}. Example: {{\"rate\": 0.5}}") from None
+        raise SpecdemoError(f'The selector options are not JSON: {error}. Example: {{"rate": 0.5}}') from None
     if not isinstance(options, dict):
         raise SpecdemoError('The selector options must be a JSON object, such as {"rate": 0.5}.')
     return options

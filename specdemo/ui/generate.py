@@ -12,10 +12,10 @@ from typing import Any
 import gradio as gr
 
 from specdemo.types import Round, SpecdemoError
-from specdemo.ui.backend import Ask, Backend, Begun, Checking, Event, Outcome
+from specdemo.ui.backend import Ask, Backend, Begun, Checking, Event
 from specdemo.ui.chat import LONGEST_ANSWER, LONGEST_DRAFT, SETTINGS, Chat, ask, form_of
 from specdemo.ui.lane import Job, Lane
-from specdemo.ui.page import Scene, checking, end, page, stored_page, writing
+from specdemo.ui.page import UNKNOWN, Scene, checking, end, page, stored_page, writing
 
 STATIC = Path(__file__).parent / "static"
 VISITORS = 32  # answers that may wait or run at once; more are refused by the queue
@@ -50,8 +50,8 @@ class Generate:
 
     # ------------------------------------------------------------------------------------------------ layout
 
-    def build(self) -> None:
-        """Lay the tab out and connect it; called inside gr.Blocks."""
+    def build(self, blocks: gr.Blocks) -> None:
+        """Lay the tab out and connect it; called inside ``blocks``."""
         self.chat = gr.State(None, time_to_live=6 * 3600)
         with gr.Row():
             with gr.Column(scale=5, min_width=320):
@@ -59,16 +59,16 @@ class Generate:
                 self._prompt()
             with gr.Column(scale=2, min_width=280):
                 self._settings()
-        self._connect()
+        self._connect(blocks)
 
     def _prompt(self) -> None:
         self.prompt = gr.Textbox(
             label="Prompt", lines=2, max_lines=10, placeholder="Ask something", elem_id="prompt", autofocus=True
         )
         with gr.Row(elem_id="buttons"):
-            self.run = gr.Button("Run", variant="primary", elem_id="run", min_width=90)
-            self.stop = gr.Button("Stop", elem_id="stop", min_width=90)
-            self.new = gr.Button("New chat", elem_id="new", min_width=90)
+            self.run = gr.Button("Run", variant="primary", elem_id="run", min_width=80, size="md")
+            self.stop = gr.Button("Stop", elem_id="stop", min_width=80, size="md")
+            self.new = gr.Button("New chat", elem_id="new", min_width=80, size="md")
 
     def _settings(self) -> None:
         pools, first = [p.name for p in self.backend.pools()], next(iter(self.about))
@@ -78,7 +78,13 @@ class Generate:
             list(self.about), value=first, label="Selector", info=self.about[first], elem_id="selector"
         )
         form["k"] = gr.Slider(
-            0, LONGEST_DRAFT, SETTINGS["k"], step=1, label="K", info="longest draft, in tokens; 0 is plain decoding", elem_id="k"
+            0,
+            LONGEST_DRAFT,
+            SETTINGS["k"],
+            step=1,
+            label="K",
+            info="longest draft, in tokens; 0 is plain decoding",
+            elem_id="k",
         )
         form["check"] = gr.Checkbox(
             SETTINGS["check"],
@@ -88,16 +94,26 @@ class Generate:
         )
         with gr.Accordion("Length, seed and stop strings", open=False):
             form["max_new_tokens"] = gr.Number(
-                SETTINGS["max_new_tokens"], label="Max new tokens", info=f"at most {LONGEST_ANSWER}", precision=0, elem_id="max"
+                SETTINGS["max_new_tokens"],
+                label="Max new tokens",
+                info=f"at most {LONGEST_ANSWER}",
+                precision=0,
+                elem_id="max",
             )
-            form["seed"] = gr.Number(SETTINGS["seed"], label="Seed", info="same request, same answer", precision=0, elem_id="seed")
-            form["stop"] = gr.Textbox(label="Stop strings", info="one a line; \\n is a newline", lines=2, elem_id="stops")
+            form["seed"] = gr.Number(
+                SETTINGS["seed"], label="Seed", info="same request, same answer", precision=0, elem_id="seed"
+            )
+            form["stop"] = gr.Textbox(
+                label="Stop strings", info="one a line; \\n is a newline", lines=2, elem_id="stops"
+            )
         with gr.Accordion("Sampling", open=False):
             self._sampling()
         with gr.Accordion("Conversation", open=False):
             form["system"] = gr.Textbox(label="System prompt", lines=2, elem_id="system")
             form["raw"] = gr.Checkbox(
-                label="Raw completion", info="continue the prompt as it is, without chat template and history", elem_id="raw"
+                label="Raw completion",
+                info="continue the prompt as it is, without chat template and history",
+                elem_id="raw",
             )
             form["options"] = gr.Textbox(label="Selector options", info="as JSON", placeholder="{}", elem_id="options")
 
@@ -113,8 +129,8 @@ class Generate:
         slider("frequency_penalty", -2, 2, 0.05, "Frequency penalty", "0 is off")
         slider("presence_penalty", -2, 2, 0.05, "Presence penalty", "0 is off")
 
-    def _connect(self) -> None:
-        form, blocks = list(self.form.values()), gr.context.Context.root_block
+    def _connect(self, blocks: gr.Blocks) -> None:
+        form = list(self.form.values())
         started = self.run.click(
             self.prepare, [self.prompt, self.chat, *form], [self.view, self.chat, self.prompt], **AT_ONCE
         )
@@ -145,7 +161,11 @@ class Generate:
         try:
             asked = ask(chat, prompt, dict(zip(self.form, values, strict=True)), str(request.session_hash))
         except SpecdemoError as error:
-            return self.page(chat, Scene("done" if chat.turns else "idle", notices=[("error", str(error))])), chat, gr.skip()
+            return (
+                self.page(chat, Scene("done" if chat.turns else "idle", notices=[("error", str(error))])),
+                chat,
+                gr.skip(),
+            )
         chat.begin(asked, prompt)
         return self.page(chat, Scene("waiting", "Starting")), chat, ""
 
@@ -155,7 +175,7 @@ class Generate:
             yield gr.skip()
             return
         asked, chat.pending, chat.running = chat.pending, None, True
-        scene = Scene("waiting", baseline=self.backend.baseline(asked.pool))
+        scene = Scene("waiting")
         job = self.lane.submit(lambda stop: self._work(asked, stop), chat.stop)
         try:
             with closing(job.batches()) as batches:
@@ -168,7 +188,9 @@ class Generate:
             scene.notices.append(("error", str(error)))
         except Exception as error:  # the page must say so, whatever it was
             LOG.exception("a run failed")
-            scene.notices.append(("error", f"The run failed: {type(error).__name__}: {error}. The log has the details."))
+            scene.notices.append(
+                ("error", f"The run failed: {type(error).__name__}: {error}. The log has the details.")
+            )
         finally:
             chat.running = False
         if scene.state != "done":
@@ -185,17 +207,17 @@ class Generate:
     def _apply(self, chat: Chat, scene: Scene, events: list[Event], job: Job[Event], pool: str) -> None:
         """Bring chat and scene up to date with what happened."""
         turn = chat.turns[-1]
+        turn.answer.add([event for event in events if isinstance(event, Round)])
         for event in events:
             if isinstance(event, Begun):
-                turn.run_id, turn.answer.sources = event.run_id, event.sources
+                turn.run_id, turn.answer.sources, scene.baseline = event.run_id, event.sources, event.baseline
                 scene.state, scene.status, scene.progress = "running", "Reading the prompt", None
+            elif isinstance(event, Round):
+                scene.status = writing(turn)
             elif isinstance(event, Checking):
                 scene.status = checking(event)
-            elif isinstance(event, Outcome):
+            else:
                 end(scene, turn, event)
-        if rounds := [event for event in events if isinstance(event, Round)]:
-            turn.answer.add(rounds)
-            scene.status = writing(turn) if scene.state == "running" else scene.status
         if scene.state == "waiting":
             self._wait(scene, job, pool)
 
@@ -203,7 +225,7 @@ class Generate:
         """Say what a visitor waits for: other visitors, or the model."""
         ready, ahead = self.backend.readiness(pool), job.ahead
         loading = ready.state == "loading"
-        scene.progress = ready.fraction if loading else None
+        scene.progress = (UNKNOWN if ready.fraction is None else ready.fraction) if loading else None
         scene.status = ready.text if loading else f"Waiting: {ahead} before you" if ahead else "Starting"
 
     def give_back(self, chat: Chat | None, prompt: str) -> Any:
@@ -233,7 +255,7 @@ class Generate:
     def watch_pool(self, pool: str) -> Iterator[Any]:
         """Load a pool behind the page and show how far it is, under its name."""
         about = {p.name: p.about for p in self.backend.pools()}
-        job = self.lane.submit(lambda _: self.backend.load(pool) or ())
+        job = self.lane.call(lambda: self.backend.load(pool))
         for _ in job.batches(0.5):
             ready = self.backend.readiness(pool)
             yield gr.Dropdown(info=about.get(pool, "") if ready.state == "ready" else ready.text)
@@ -244,10 +266,14 @@ class Generate:
         run_id = request.query_params.get("run")
         if not run_id:
             return (gr.skip(),) * (2 + len(self.form))
-        run = self.backend.stored(run_id)
+        try:
+            run = self.backend.stored(run_id)
+            problem = f"There is no stored run {run_id}. It may have been deleted, or be in another database."
+        except SpecdemoError as error:
+            run, problem = None, str(error)
         if run is None:
-            gone = Scene("idle", notices=[("error", f"There is no stored run {run_id}. It may have been deleted, or belong to another database.")])
-            return (self.page(Chat(), gone), *(gr.skip(),) * (1 + len(self.form)))
+            scene = Scene(notices=[("error", problem)])
+            return (self.page(Chat(), scene), *(gr.skip(),) * (1 + len(self.form)))
         chat, scene = stored_page(run)
         form = form_of(run.ask)
         return self.page(chat, scene), chat, *(form[name] for name in self.form)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Job(Generic[T]):
         finally:
             self._results.put(_End(error))
 
-    def batches(self, every: float = FLUSH) -> Iterator[list[T]]:
+    def batches(self, every: float = FLUSH) -> Generator[list[T], None, None]:
         """Results as they come, collected for ``every`` seconds, and an empty list now and then while none come.
 
         Raises what the work raised, after the results before it. Leaving the loop early stops the work.
@@ -98,6 +98,15 @@ class Lane:
             self._jobs.append(job)
             self._changed.notify()
         return job
+
+    def call(self, function: Callable[[], None]) -> Job[None]:
+        """Queue a function that returns nothing."""
+
+        def work(_: threading.Event) -> Iterable[None]:
+            function()
+            return ()
+
+        return self.submit(work)
 
     def position(self, job: Job[Any]) -> int:
         """Jobs before this one."""

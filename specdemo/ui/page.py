@@ -10,6 +10,7 @@ from specdemo.ui.chat import Chat, Turn, chat_of
 from specdemo.ui.stream import clean, facts, legend, slower
 
 State = Literal["idle", "waiting", "running", "done"]
+UNKNOWN = -1.0  # progress that nobody can put a number on
 SPOKEN = 40  # tokens between two updates of the status line: it is read aloud by screen readers
 FINISH = {
     "eos": "the model ended its answer",
@@ -17,12 +18,17 @@ FINISH = {
     "length": "the token limit was reached",
     "context": "the context window is full",
 }
-ENDINGS = {"stopped": "stopped", "interrupted": "the run was interrupted", "failed": "the run failed"}
+ENDINGS = {
+    "running": "Still being written; reload the page to see more",
+    "stopped": "Stopped",
+    "interrupted": "Interrupted: the program that wrote it ended",
+    "failed": "Failed",
+}
 
 
 @dataclass
 class Scene:
-    """What the page shows around the conversation. ``notices`` are (kind, text), kind "error", "warn" or "ok"."""
+    """What the page shows around the conversation. ``notices``: (kind, text), kind "error", "warn", "ok" or "info"."""
 
     state: State = "idle"
     status: str = ""
@@ -34,7 +40,7 @@ class Scene:
 def page(chat: Chat, scene: Scene, problem: str | None = None, examples: list[Example] | None = None) -> dict[str, Any]:
     """Everything the view draws. Strings of a turn only grow while it is written."""
     last = chat.turns[-1] if chat.turns else None
-    shown = last is not None and bool(last.answer.sources or last.answer.rounds)
+    shown = last is not None and bool(last.answer.sources or last.answer.rounds)  # has it begun?
     notices = [("warn", f"Runs are not being stored: {problem}"), *scene.notices] if problem else scene.notices
     return {
         "state": scene.state,
@@ -70,18 +76,23 @@ def ending(turn: Turn, outcome: Outcome) -> str:
     """Status after the run: why it ended and how much it wrote."""
     answer = turn.answer
     reason = answer.rounds[-1].finish if answer.rounds else "length"
-    why = ENDINGS.get(outcome.status) or FINISH.get(reason or "", "unfinished")
-    verb = "Finished" if outcome.status == "finished" else "Ended"
-    counts = f"{answer.tokens} {'token' if answer.tokens == 1 else 'tokens'} in {len(answer.rounds)} rounds"
-    return f"{verb}: {why}. {counts}." if outcome.status != "stopped" else f"Stopped. {counts}, kept and stored."
+    why = ENDINGS.get(outcome.status) or f"Finished: {FINISH.get(reason or '', 'the answer is complete')}"
+    return f"{why}. {_count(answer.tokens, 'token')} in {_count(len(answer.rounds), 'round')}."
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
 def end(scene: Scene, turn: Turn, outcome: Outcome) -> None:
     """Bring the scene to its end: numbers, check, and the plain words when drafting did not pay."""
     scene.state, scene.status, scene.progress = "done", ending(turn, outcome), None
     scene.baseline = outcome.baseline or scene.baseline
+    if outcome.error:
+        scene.notices.append(("error", outcome.error))
     if outcome.check:
-        scene.notices.append(("ok" if outcome.check.identical else "warn", outcome.check.text))
+        kind = {True: "ok", False: "warn", None: "info"}[outcome.check.identical]
+        scene.notices.append((kind, outcome.check.text))
     if words := slower(turn.answer, scene.baseline):
         scene.notices.append(("warn", words))
 

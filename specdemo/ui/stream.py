@@ -22,6 +22,7 @@ from specdemo.ui.palette import colour
 
 SEP, ESC = "\x1f", "\x1e"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+PLAIN = ("–", "this run is plain decoding")
 COLUMNS = ("t", "s", "b", "p", "q")
 
 
@@ -101,7 +102,12 @@ class Answer:
 def legend(answer: Answer) -> list[dict[str, Any]]:
     """One entry per drafter of the run, and the target's: character, name, note, colours, tokens so far."""
     entries = [
-        {"c": answer.mark(s.name), "name": s.name, "about": s.about, "colour": list(colour(s, answer.names.index(s.name)))}
+        {
+            "c": answer.mark(s.name),
+            "name": s.name,
+            "about": s.about,
+            "colour": list(colour(s, answer.names.index(s.name))),
+        }
         for s in answer.sources
     ]
     own = {"c": "0", "name": "target", "about": "the model's own tokens: every round ends with one", "colour": []}
@@ -112,14 +118,26 @@ def facts(answer: Answer, baseline: Baseline | None) -> list[list[str]]:
     """The numbers above the text: label, value, definition."""
     rounds, speed = len(answer.rounds), answer.speed
     start = answer.rounds[0].start if answer.rounds else None
-    apart = f" Not counted: prompt read in {start.prefill_ms:.0f} ms, compiled in {start.compile_ms:.0f} ms." if start else ""
+    apart = (
+        f" Not counted: prompt read in {start.prefill_ms:.0f} ms, compiled in {start.compile_ms:.0f} ms."
+        if start
+        else ""
+    )
     return [
         ["tokens/s", _number(speed, 1), "committed tokens / time of the rounds." + apart],
-        ["acceptance length", _number(answer.tokens / rounds if rounds else None, 2), "tokens per round, the target's own included"],
-        ["drafts kept", _percent(answer.accepted, answer.drafted), "accepted / drafted tokens, the target's own not counted"],
+        [
+            "acceptance length",
+            _number(answer.tokens / rounds if rounds else None, 2),
+            "tokens per round, the target's own included",
+        ],
+        [
+            "drafts kept",
+            _percent(answer.accepted, answer.drafted),
+            "accepted / drafted tokens, the target's own not counted",
+        ],
         ["rounds", str(rounds), "target forwards after the prompt; plain decoding needs one per token"],
         ["tokens", str(answer.tokens), "written so far"],
-        ["against plain", *_against(speed, baseline)],
+        ["against plain", *(PLAIN if start and not start.arms else _against(speed, baseline))],
     ]
 
 
@@ -133,7 +151,10 @@ def _percent(part: int, whole: int) -> str:
 
 def _against(speed: float | None, baseline: Baseline | None) -> tuple[str, str]:
     if baseline is None:
-        return "not measured", "switch “check against plain decoding” on: it measures plain decoding of the same request"
+        return (
+            "not measured",
+            "switch “check against plain decoding” on: it measures plain decoding of the same request",
+        )
     value = "–" if speed is None else f"{speed / baseline.speed:.2f}×"
     return value, f"plain decoding: {baseline.speed:.1f} tokens/s, {baseline.of}"
 
@@ -143,6 +164,6 @@ def slower(answer: Answer, baseline: Baseline | None) -> str | None:
     if not (baseline and answer.speed and answer.drafted and answer.speed < baseline.speed):
         return None
     return (
-        f"Slower than plain decoding: {answer.speed:.1f} against {baseline.speed:.1f} tokens/s ({baseline.of}). Drafting "
-        "cost more time than the accepted tokens saved."
+        f"Slower than plain decoding: {answer.speed:.1f} against {baseline.speed:.1f} tokens/s ({baseline.of}). "
+        "Drafting cost more time than the accepted tokens saved."
     )

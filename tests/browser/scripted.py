@@ -1,4 +1,4 @@
-"""A backend without a model: hostile tokens from several drafters at a given rate, stored in memory or in a real store."""
+"""A backend without a model: hostile tokens from several drafters at a given rate."""
 
 from __future__ import annotations
 
@@ -29,12 +29,28 @@ from specdemo.ui.backend import (
 DRAFTERS = ("prompt-lookup", "suffix", "small-lm", "head-code", "head-chat")
 HOSTILE = [
     b"${1+1}", b"{{x}}", b"{{{x}}}", b"<script>alert(1)</script>", b"<img src=x onerror=alert(2)>", b"`", b"```js\n",
-    b"\r\n", b"a\x1fb", b"\x1e", b"\x1e1", b"\x00", b"&amp;", b"</span>", b"@children", b"\\n", b"\\u001f", b"\t", b"    ",
+    b"\r\n", b"a\x1fb", b"\x1e", b"\x1e1", b"\x00", b"&amp;", b"</span>", b"@children", b"\\n", b"\\u001f", b"\t",
+    b"    ",
     "\u2028".encode(), "\u202eabc\u202c".encode(), b"e", "\u0301".encode(), "日本".encode(), "العربية".encode(),
     b"\xed\xa0\x80",
 ]  # fmt: skip
 SPLIT = ["😀", "👩‍💻", "🇩🇪", "é"]  # each byte is a token of its own
-WORDS = " the model proposes several words and the target checks them all again in one pass .".split(" ")
+WORDS = [
+    "the",
+    "model",
+    "proposes",
+    "several",
+    "words",
+    "and",
+    "a",
+    "target",
+    "checks",
+    "them",
+    "all",
+    "in",
+    "one",
+    "pass",
+]
 
 
 def script(seed: int, n: int, hostile: float = 0.1) -> list[bytes]:
@@ -49,7 +65,7 @@ def script(seed: int, n: int, hostile: float = 0.1) -> list[bytes]:
         elif x < hostile + 0.03:
             tokens.append(b"\n")
         else:
-            tokens.append((" " + rng.choice(WORDS[1:])).encode())
+            tokens.append((" " + rng.choice(WORDS)).encode())
     return tokens[:n]
 
 
@@ -82,7 +98,6 @@ class Scripted:
     store_problem: str | None = None
     hostile: float = 0.1
     text: str = ""
-    sampled: bool = False
     emitted: dict[str, list[float]] = field(default_factory=dict)
     ended: dict[str, tuple[str, float]] = field(default_factory=dict)
     runs: dict[str, Stored] = field(default_factory=dict)
@@ -105,7 +120,10 @@ class Scripted:
             "chat": ["Explain to a child why the sky is blue.", "Plan a quiet weekend."],
             "code": ["Write a Python function that merges two sorted lists.", "Reverse a string in C."],
             "maths": ["A train leaves at 9:40 and arrives at 12:05. How long does it travel?", "What is 17 × 23?"],
-            "summary": ["Summarise in two sentences: The harbour was built in 1873, and enlarged twice.", "Shorten this."],
+            "summary": [
+                "Summarise in two sentences: The harbour was built in 1873, and enlarged twice.",
+                "Shorten this.",
+            ],
         }
         return [Example(domain, p) for domain, ps in prompts.items() for p in ps]
 
@@ -122,9 +140,6 @@ class Scripted:
             return Readiness("ready")
         return Readiness("loading", "Loading the model", self._loading)
 
-    def baseline(self, pool: str) -> Baseline | None:
-        return self.plain
-
     def problem(self) -> str | None:
         return self.store_problem
 
@@ -139,7 +154,7 @@ class Scripted:
         emitted = self.emitted.setdefault(run_id, [])
         rounds: list[Round] = []
         status, outcome = "interrupted", None
-        yield Begun(run_id, sources)
+        yield Begun(run_id, sources, self.plain)
         try:
             for r in self.write(ask.request):
                 rounds.append(r)
@@ -177,7 +192,7 @@ class Scripted:
             finish: Finish | None = "length" if done + block >= n else None
             held = 0 if finish else rng.randint(0, 1)  # text may lag behind its token
             yield Round(
-                index=request.seed if False else self.index(done),
+                index=self.index(done),
                 arm=arm,
                 k=request.k,
                 draft=tuple(range(done, done + drafted)),

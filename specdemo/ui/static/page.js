@@ -20,10 +20,10 @@
 
   document.addEventListener('keydown', e => {
     if (e.isComposing || help.open) return;
-    if (e.key === 'Enter' && (e.ctrlKey || e.metaKey)) { e.preventDefault(); press('run'); }
+    if (e.key === 'Enter' && (e.ctrlKey || e.metaKey)) { e.preventDefault(); e.stopPropagation(); press('run'); }
     else if (e.key === 'Escape' && document.body.dataset.specdemo !== 'idle') press('stop');
     else if (typing(e.target) || e.ctrlKey || e.metaKey || e.altKey) return;
     else if (e.key === '?') help.showModal();
     else if (e.key === '/') { e.preventDefault(); document.querySelector('#prompt textarea').focus(); }
-  });
+  }, true);  // before the field that has the focus: Enter would tick a checkbox
 }

@@ -145,8 +145,9 @@ function drawFacts(v) {
 
 function drawFoot(v) {
   if (changed('status', v.status)) part('status').textContent = v.status;
-  part('progress').hidden = v.progress === null;
-  if (v.progress !== null) part('progress').value = v.progress;
+  const bar = part('progress');
+  bar.hidden = v.progress === null;
+  if (v.progress < 0) bar.removeAttribute('value'); else if (v.progress !== null) bar.value = v.progress;
   if (changed('notices', v.notices)) {
     part('notices').replaceChildren(...v.notices.map(([kind, text]) => {
       const el = make('div', 'sd-notice ' + kind, text);
