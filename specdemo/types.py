@@ -152,12 +152,13 @@ class Verified:
     """Newly committed text, as drafters see it (a drafter never sees uncommitted target output).
 
     Attributes:
-        tokens: [n] the committed tokens.
-        probs: [n, V] the target's law at each of these tokens, after sampling transforms.
+        tokens: [n] the committed tokens; the first time, the prompt.
+        probs: [n, V] the target's law at each of these tokens, after sampling transforms; None when nobody asks what
+            the drafter would have proposed (the prompt, and everything a bandit's idle drafter missed).
     """
 
     tokens: tuple[int, ...]
-    probs: Tensor
+    probs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ class Start:
     Attributes:
         prompt_tokens: length of the prompt in tokens.
         prefill_ms: target and drafters reading the prompt.
-        compile_ms: compilation that this run had to wait for.
+        compile_ms: compilation that this run had to wait for, not part of ``prefill_ms``.
         rows: rows of every scoring forward (the fixed shape).
         arms: names of the arms, in the order used by every per-arm tuple.
         drafters: name of each arm's drafter.
@@ -245,12 +246,13 @@ class Round:
         drafted: drafted tokens that count (cut ones do not), ``accepted``: how many of them were kept.
         path: indices into ``draft`` of the accepted tokens.
         tokens: the committed block: the accepted tokens, then the target's own.
-        p: target probability of each committed token.
+        p: target probability of each committed token. Like ``draft_p`` it is the law after sampling transforms,
+            except at temperature 0, where that law is a point mass and the softmax at temperature 1 is more telling.
         pieces: text that became final, one piece per token in the order of all committed tokens. A piece may come
             rounds after its token (characters split over tokens, possible beginnings of stop strings).
         finish: why the answer ends here, None if it goes on.
         draft_ms, verify_ms, feedback_ms, learn_ms, other_ms: where the time of the round went.
-        at_ms: end of the round, since the first round began.
+        at_ms: end of the round: sum of the round times so far (time the reader of the stream takes is not in it).
         snapshot: the selector after the round.
         start: in round 0 only.
     """
@@ -306,6 +308,9 @@ class Rng(Protocol):
 class Transform(Protocol):
     """Sampling transforms: logits to the law a token is drawn from (see sampling.py)."""
 
+    greedy: bool
+    looks_back: bool  # contexts matter (penalties); otherwise they may be left empty
+
     def __call__(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
         """[n, V] logits, the token ids before each row -> [n, V] probabilities (one-hot when greedy)."""
         ...
@@ -316,26 +321,23 @@ class DraftContext:
     """What a drafter is started with, once per run.
 
     Attributes:
-        prompt: the prompt's token ids.
         memory: token ids of earlier answers of the session.
         transform: the run's sampling transforms; q should be the drafter's law after them.
         capacity: most tokens the run's context can reach (prompt and answer).
-        greedy: temperature 0: proposals are point masses.
     """
 
-    prompt: tuple[int, ...]
     memory: tuple[tuple[int, ...], ...]
     transform: Transform
     capacity: int
-    greedy: bool
 
 
 class Drafter(Protocol):
     """One drafter of one run. It owns its cache and its random state comes in as ``rng``."""
 
     def catch_up(self, verified: Verified) -> Rows | None:
-        """Process committed tokens not seen yet: extends the cache *and* returns what would have been proposed at each
-        of these positions. Engine calls are batched for unselected drafters of a bandit: they catch up when chosen."""
+        """Process committed tokens not seen yet: extends the cache *and*, if ``verified.probs`` is given, returns what
+        would have been proposed at each of these positions. The first call brings the prompt. A bandit's idle drafters
+        get everything they missed in one call when they are chosen (MetaSD's switching cost)."""
         ...
 
     def propose(self, k: int, rng: Rng) -> Proposal:
@@ -353,7 +355,10 @@ DrafterStart = Callable[[DraftContext], Drafter]
 class Selector(Protocol):
     """Chooses the arm of every round."""
 
-    information: Information
+    @property
+    def information(self) -> Information:
+        """What ``update`` is given: nothing, the chosen arm's outcome, or every arm's."""
+        ...
 
     def choose(self) -> int:
         """Index of the arm that drafts next; -1 for plain decoding."""
@@ -369,9 +374,10 @@ class Selector(Protocol):
 
 
 class TargetSession(Protocol):
-    """The target's side of one run: owns the KV cache."""
+    """The target's side of one run: owns the KV cache. ``rows`` is what every scoring forward is padded to."""
 
     compile_ms: float
+    rows: int
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Read the prompt (all of it; at least one token)."""
@@ -408,7 +414,7 @@ class Target(Protocol):
     tokenizer: Tokenizer
 
     def session(self, capacity: int, rows: int) -> TargetSession:
-        """Start a run of at most ``capacity`` tokens, scored through ``rows`` rows."""
+        """Start a run of at most ``capacity`` tokens, scored through at least ``rows`` rows (a fixed shape)."""
         ...
 
 

@@ -1,0 +1,38 @@
+"""Drafter families: one file each; this registry feeds pool files, the CLI, the contract tests and the docs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specdemo.drafters import causal_lm, prompt_lookup, suffix
+from specdemo.types import DrafterStart
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A way of drafting. ``load(target, **options)`` loads what all runs share and returns what starts one of them."""
+
+    name: str
+    load: Callable[..., DrafterStart]
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        return (inspect.getdoc(self.load) or "").partition("\n")[0]
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Options with their defaults."""
+        return {p.name: p.default for p in list(inspect.signature(self.load).parameters.values())[1:]}
+
+
+DRAFTERS: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family("prompt-lookup", prompt_lookup.load),
+        Family("suffix", suffix.load),
+        Family("causal_lm", causal_lm.load),
+    )
+}

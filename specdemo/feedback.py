@@ -1,0 +1,88 @@
+"""What a round says about the drafters: block divergence of the one that drafted, counterfactuals of all of them.
+
+``overlap`` a = sum_v min(p, q) = 1 - TV(p, q) is the probability that a draft from q is accepted; ``ratio``
+r = min(1, q(x) / p(x)) is the probability that drafting would have led to the token x that was really committed.
+p and q are laws after sampling transforms; at temperature 0 both are one-hot and a = r = "it would have matched".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdemo.types import Proposal, Rows, Verified
+
+Floats = NDArray[np.float64]
+
+
+def divergence(proposal: Proposal, p: Tensor, k: int) -> float:
+    """Block divergence (MetaSD, arXiv 2604.05417): (1/k) sum over drafted positions of 1 - TV(p, q), also those after
+    the rejection; positions for which nothing was drafted count 0.
+
+    Args:
+        proposal: n drafted tokens. ``p``: [n + 1, V] target laws, row i + 1 after draft token i.
+        k: draft length asked for.
+    """
+    n = len(proposal.tokens)
+    if not n or not k:
+        return 0.0
+    before = Verified(proposal.tokens, p[[proposal.parent(i) + 1 for i in range(n)]])
+    rows = Rows(proposal.probs, None if proposal.probs is not None else proposal.tokens, proposal.vocab)
+    return float(overlap(before, rows).sum()) / max(k, n)
+
+
+def overlap(verified: Verified, rows: Rows) -> Floats:
+    """[n] a = sum_v min(p, q) at each position. Point masses: p of the token, 0 where nothing was proposed."""
+    p = verified.probs
+    assert p is not None
+    if rows.tokens is not None:
+        tokens = torch.tensor(rows.tokens, device=p.device)
+        a = p.gather(1, tokens.clamp_min(0)[:, None])[:, 0] * (tokens >= 0)
+    else:
+        assert rows.probs is not None
+        a = torch.minimum(p if rows.vocab is None else p[:, rows.vocab], rows.probs.to(p.dtype)).sum(-1)
+    return a.double().clamp(max=1).cpu().numpy()
+
+
+def ratio(verified: Verified, rows: Rows) -> Floats:
+    """[n] r = min(1, q(x) / p(x)) at each committed token x."""
+    p = verified.probs
+    assert p is not None
+    x = torch.tensor(verified.tokens, device=p.device)[:, None]
+    px = p.gather(1, x)[:, 0]
+    if rows.tokens is not None:  # q(x) = 1 if it is the proposed token
+        q = (torch.tensor(rows.tokens, device=p.device)[:, None] == x)[:, 0]
+    elif rows.vocab is None:
+        assert rows.probs is not None
+        q = rows.probs.gather(1, x)[:, 0]
+    else:
+        assert rows.probs is not None
+        q = (rows.probs * (rows.vocab[None, :] == x)).sum(-1)
+    return (q.double() / px.double()).clamp(max=1).nan_to_num(0.0).cpu().numpy()
+
+
+class AcceptanceWindows:
+    """Counterfactual acceptance lengths (EAL) of all arms at every position, from committed text only.
+
+    For arm i with draft length K the window of position t needs the K positions t .. t+K-1 and is ready when they are
+    committed, however short the rounds were (waiting instead of censoring, HedgeSpec arXiv 2510.20064). Committed text
+    follows p, so the exactly unbiased form is ``1 + sum_k (prod_{j<k} r_j) a_k``; at temperature 0, where a = r, it is
+    HedgeSpec's plug-in ``1 + sum_k prod_{j<=k} a_j``. O(pending x arms) per token.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.k = np.array(lengths)  # [arms] draft length of each arm
+        self._pending: list[tuple[int, Floats, Floats]] = []  # (positions seen, prod r, sum so far) per open window
+
+    def push(self, a: Floats, r: Floats) -> list[Floats]:
+        """Add one committed position (a, r: [arms]); returns the lengths [arms] of the windows it completes."""
+        self._pending.append((0, np.ones(len(self.k)), np.ones(len(self.k))))
+        # An arm's sum stops at its own K; the window is closed when the longest arm has its K positions.
+        moved = [(n + 1, weight * r, total + weight * a * (n < self.k)) for n, weight, total in self._pending]
+        longest = self.k.max(initial=0)
+        self._pending = [w for w in moved if w[0] < longest]
+        return [total for n, _, total in moved if n >= longest]

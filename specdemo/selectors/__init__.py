@@ -1,0 +1,59 @@
+"""Selectors: which arm drafts next. One file each; this registry feeds the CLI, the page, the tests and the docs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdemo.selectors.base import BaseSelector
+from specdemo.selectors.fixed import Fixed
+from specdemo.selectors.hedgespec import HedgeSpec
+from specdemo.selectors.metasd_ucb import MetaSDUCB
+from specdemo.selectors.none import NoDrafter
+from specdemo.selectors.random import Random
+from specdemo.selectors.round_robin import RoundRobin
+from specdemo.types import Selector, SpecdemoError
+
+SELECTORS: dict[str, type[BaseSelector]] = {
+    "hedgespec": HedgeSpec,
+    "metasd-ucb": MetaSDUCB,
+    "round-robin": RoundRobin,
+    "random": Random,
+    "fixed": Fixed,
+    "none": NoDrafter,
+}
+
+
+def selector_options(name: str) -> dict[str, Any]:
+    """Options of a selector with their defaults."""
+    own = list(inspect.signature(SELECTORS[name].__init__).parameters.values())[4:]
+    return {p.name: p.default for p in own}
+
+
+def summary(name: str) -> str:
+    """One line for people."""
+    return (inspect.getdoc(SELECTORS[name]) or "").partition("\n")[0]
+
+
+def make_selector(
+    name: str, arms: Sequence[str], lengths: Sequence[int], rng: np.random.Generator, options: Mapping[str, Any]
+) -> Selector:
+    """A selector for one answer. With no arms to choose from it is plain decoding.
+
+    Raises:
+        SpecdemoError: unknown name, unknown option, or an option's value of the wrong type.
+    """
+    if name not in SELECTORS:
+        raise SpecdemoError(f"There is no selector {name!r}. Choose one of: {', '.join(SELECTORS)}.")
+    known = selector_options(name)
+    for key, value in options.items():
+        if key not in known:
+            raise SpecdemoError(f"Selector {name!r} has no option {key!r}. It has: {', '.join(known) or 'none'}.")
+        wanted = type(known[key])
+        if not isinstance(value, wanted) and not (wanted is float and isinstance(value, int)):
+            raise SpecdemoError(f"Option {key} of {name!r} is {value!r}; it should be a {wanted.__name__}.")
+    selector = SELECTORS[name](arms, lengths, rng, **options)
+    return selector if arms else NoDrafter(arms, lengths, rng)
