@@ -47,20 +47,23 @@ class Owner:
             self._lock = None
 
 
-def living(database: Path) -> list[str]:
-    """Ids of all owners of the database that are alive. Lock files of the dead are removed on the way."""
+def living(database: Path, mine: str) -> list[str]:
+    """Ids of all owners of the database that are alive, ``mine`` among them. Lock files of the dead are removed."""
     prefix, suffix = f"{database.name}-", ".lock"
     names = [path.name for path in database.parent.glob("*" + suffix) if path.name.startswith(prefix)]
-    return [name[len(prefix) : -len(suffix)] for name in names if not _dead(database.with_name(name))]
+    others = {name[len(prefix) : -len(suffix)]: database.with_name(name) for name in names}
+    return [mine, *(owner for owner, path in others.items() if owner != mine and not _dead(path))]
 
 
 def _dead(path: Path) -> bool:
     lock = FileLock(str(path), thread_local=False)
     try:
-        with lock.acquire(timeout=0):
-            os.unlink(path)  # while we hold it: an owner who waits for it then sees that it is gone
+        lock.acquire(timeout=0)
     except Timeout:
         return False
     except OSError:  # not ours to judge: a folder we cannot write, a file of another user
         return not path.exists()
+    with suppress(OSError):
+        os.unlink(path)  # while we hold it: an owner who waits for it then sees that it is gone
+    lock.release()
     return True

@@ -224,7 +224,7 @@ class Store:
             self.flush(timeout=1.0)
         try:
             with closing(_reader(self.path)) as db:
-                yield db, rows.dumps(living(self.path))
+                yield db, rows.dumps(living(self.path, self._writer.owner.id))
         except (sqlite3.Error, OSError) as error:
             raise SpecdemoError(f"The stored runs cannot be read: {explain(error, self.path)}") from error
 

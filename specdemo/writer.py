@@ -185,7 +185,7 @@ class Writer:
         migrate(db)
         db.execute("PRAGMA synchronous = NORMAL")  # with WAL: a killed process loses nothing that was committed
         with immediate(db):
-            _interrupt(db, living(self.path))
+            _interrupt(db, living(self.path, self.owner.id))
             _insert(db, [Change({"runs": self._standing()})])
         self._inode = _inode(self.path)
         return db

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import make_round, make_start, make_trace
 
 from specdemo import metrics
+from tests.traces import make_round, make_start, make_trace
 
 # Round 0: "lookup" drafts 3, 2 kept, corrected token.   10 11 | 50       at 30 ms
 # Round 1: plain, nothing drafted.                       | 51             at 50 ms

@@ -4,12 +4,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from traces import make_request, make_trace
 
 from specdemo.metrics import summarise
 from specdemo.record import record
 from specdemo.store import Store, StoredRun
 from specdemo.types import Round, SpecdemoError
+from tests.traces import make_request, make_trace
 
 
 @pytest.fixture

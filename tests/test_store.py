@@ -15,12 +15,14 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from traces import make_request, make_round, make_snapshot, make_start, make_trace
+from sqlite_utils import Database
 
 from specdemo import writer
 from specdemo.metrics import summarise
+from specdemo.migrations import immediate
 from specdemo.store import Store, default_db
 from specdemo.types import Message, Round, Sampling, Snapshot, SpecdemoError
+from tests.traces import make_request, make_round, make_snapshot, make_start, make_trace
 
 INFO = {
     "version": "0",
@@ -72,8 +74,7 @@ def wait_for(condition: Any, seconds: float = 10) -> None:
 
 def child(script: str, *arguments: object) -> subprocess.Popen[str]:
     """Another process; its script finds tests/traces.py and this module's helpers."""
-    root = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root.parent)])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -211,7 +212,7 @@ def test_default_db_follows_specdemo_home(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 WRITE_FOREVER = """
     import sys, time
-    from traces import make_request, make_round
+    from tests.traces import make_request, make_round
     from specdemo.store import Store
     store = Store(sys.argv[1])
     run = store.start_run(store.new_session(), make_request(), "embedded", {})
@@ -475,7 +476,7 @@ def test_an_event_that_cannot_be_stored_does_not_hold_up_others(store: Store) ->
 
 WRITE_SOME = """
     import sys
-    from test_store import write_from_threads
+    from tests.test_store import write_from_threads
     print(*write_from_threads(sys.argv[1]))
 """
 
@@ -509,6 +510,18 @@ def test_threads_and_processes_write_at_once_and_lose_nothing(tmp_path: Path) ->
             assert run is not None
             assert run.rounds == make_trace(run.request.seed, 30)
             assert run.status == "done"
+
+
+def test_a_transaction_lets_nobody_write_between_its_reads_and_its_writes(store: Store) -> None:
+    store.flush()
+    with (
+        closing(sqlite3.connect(store.path)) as mine,
+        closing(sqlite3.connect(store.path, timeout=0)) as other,
+        immediate(Database(mine)),
+    ):
+        mine.execute("SELECT count(*) FROM sessions").fetchone()
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("INSERT INTO sessions VALUES ('x', '')")
 
 
 def test_adding_a_round_costs_the_generation_next_to_nothing(store: Store) -> None:
