@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_gguf import SPECIAL, write_gguf
 
 from specdemo.convert import convert
 from specdemo.types import SpecdemoError
+from tests.tiny_gguf import SPECIAL, write_gguf
 
 
 @pytest.fixture(scope="module")

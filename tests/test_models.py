@@ -12,10 +12,10 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from tiny_gguf import write_wheel
 
 from specdemo import models, sources
 from specdemo.types import SpecdemoError
+from tests.tiny_gguf import write_wheel
 
 
 @pytest.fixture(scope="session")
@@ -249,6 +249,7 @@ def test_hub_download_is_pinned_and_its_commit_recorded(cache: Path, monkeypatch
 
 def test_hub_is_judged_within_its_time_even_if_the_name_lookup_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
     def hang(*args: object, **kwargs: object) -> None:
         time.sleep(5)
         raise OSError
