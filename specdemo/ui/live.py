@@ -1,20 +1,22 @@
-"""The page's backend on the real engine, pools and store."""
+"""The page's backend on the real engine, pools and store. torch is imported by the first loading, in the lane."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdemo.metrics import tokens_per_second
+from specdemo.pools import load_pool, pool_names, read_pool
+from specdemo.provenance import provenance
+from specdemo.record import record
 from specdemo.selectors import SELECTORS, summary
-from specdemo.store import Store
-from specdemo.types import Request, Round, SpecdemoError
+from specdemo.store import Store, default_db
+from specdemo.types import Pool, Request, Round, SpecdemoError
 from specdemo.ui.backend import (
     Ask,
     Baseline,
@@ -26,24 +28,14 @@ from specdemo.ui.backend import (
     Outcome,
     Readiness,
     Source,
-    Status,
     Stored,
 )
+from specdemo.ui.runs import Runs
 from specdemo.ui.verdict import in_words
-
-if TYPE_CHECKING:
-    from specdemo.types import Pool
 
 SAME, EARLIER = "the same request, measured just now", "an earlier run on this pool with as many rows"
 ENOUGH = 16  # rounds that make a speed worth remembering
-EXAMPLES = Path(__file__).resolve().parents[2] / "data" / "examples.jsonl"
-STATUS: dict[str, Status] = {
-    "running": "running",
-    "done": "finished",
-    "stopped": "stopped",
-    "error": "failed",
-    "interrupted": "interrupted",
-}
+EXAMPLES = Path(__file__).resolve().parents[1] / "data" / "examples.jsonl"
 
 
 class Live:
@@ -52,28 +44,16 @@ class Live:
     Args:
         store: where runs go; None stores nothing.
         pools: names or paths of pool files, the default first; None is all that come with the package.
-        dtype, device, compile: as in :func:`specdemo.pools.load_pool`.
+        how: ``dtype``, ``device``, ``compile`` of :func:`specdemo.pools.load_pool`.
     """
 
-    def __init__(
-        self,
-        store: Store | None,
-        pools: Sequence[str] | None = None,
-        *,
-        dtype: str = "auto",
-        device: str = "auto",
-        compile: bool = False,
-    ) -> None:
-        from specdemo.pools import pool_names, read_pool
-
-        self.store = store
-        self._files = {name: read_pool(name) for name in pools or pool_names()}
-        self._how: dict[str, Any] = {"dtype": dtype, "device": device, "compile": compile}
+    def __init__(self, store: Store | None, pools: Sequence[str] | None = None, **how: Any) -> None:
+        self._runs = Runs(store)
+        self._files = {file.name: file for file in map(read_pool, pools or pool_names())}
+        self._how = how
         self._pools: dict[str, Pool] = {}
         self._readiness: dict[str, Readiness] = {}
-        self._loading = threading.Lock()
         self._plain: dict[tuple[str, int], float] = {}  # (pool, rows) -> tokens/s
-        self._session = lru_cache(4096)(lambda browser: store.new_session() if store else None)
 
     # ------------------------------------------------------------------------------------------ what there is
 
@@ -87,167 +67,121 @@ class Live:
 
     def examples(self) -> list[Example]:
         """See :class:`Backend`."""
-        if not EXAMPLES.exists():
-            return []
-        lines = EXAMPLES.read_text("utf-8").splitlines()
+        lines = EXAMPLES.read_text("utf-8").splitlines() if EXAMPLES.exists() else []
         rows = [json.loads(line) for line in lines if line.strip()]
         return [Example(row["domain"], row["prompt"]) for row in rows]
 
     def problem(self) -> str | None:
         """See :class:`Backend`."""
-        return self.store.problem if self.store else None
+        return self._runs.problem()
+
+    def stored(self, run_id: str) -> Stored | None:
+        """See :class:`Backend`."""
+        return self._runs.read(run_id, self._sources)
+
+    def _sources(self, pool: str) -> tuple[Source, ...]:
+        file = self._files.get(pool)
+        return tuple(Source(arm.name, arm.domain, arm.colour) for arm in file.arms) if file else ()
 
     # ------------------------------------------------------------------------------------------ loading
 
     def load(self, pool: str) -> None:
-        """As the contract says; a pool that could not be loaded is tried again.
-
-        Raises:
-            SpecdemoError: why it cannot be loaded.
-        """
-        with self._loading:
-            if pool in self._pools:
-                return
-            if pool not in self._files:
-                raise SpecdemoError(f"There is no pool {pool!r} on this page. Choose one of: {', '.join(self._files)}.")
+        """See :class:`Backend`. A pool that could not be loaded is tried again."""
+        if pool in self._pools:
+            return
+        if pool not in self._files:
+            raise SpecdemoError(f"There is no pool {pool!r} on this page. Choose one of: {', '.join(self._files)}.")
+        try:
             self._readiness[pool] = Readiness("loading", "Loading the model")
-            try:
-                self._pools[pool] = self._loaded(pool)
-            except BaseException as error:
-                self._readiness[pool] = Readiness("failed", str(error))
-                raise
-            self._readiness[pool] = Readiness("ready")
-
-    def _loaded(self, name: str) -> Pool:
-        """Load and warm up: the first forward of a process costs more than all later ones."""
-        from specdemo.engine import generate
-        from specdemo.pools import load_pool
-
-        pool = load_pool(str(self._files[name].path), **self._how)
-        self._readiness[name] = Readiness("loading", "Warming up")
-        for _ in generate(Request(prompt="Hello", selector="none", max_new_tokens=2, ignore_eos=True), pool):
-            pass
-        return pool
+            loaded = load_pool(str(self._files[pool].path), **self._how)
+            self._readiness[pool] = Readiness("loading", "Warming up")
+            _warm_up(loaded)
+        except Exception as error:
+            self._readiness[pool] = Readiness("failed", str(error))
+            raise
+        self._pools[pool], self._readiness[pool] = loaded, Readiness("ready")
 
     def readiness(self, pool: str) -> Readiness:
         """See :class:`Backend`."""
         ready = self._readiness.get(pool) or Readiness("loading", "Starting")
         fetched = _megabytes_fetched() if ready.text == "Loading the model" else 0
-        return replace(ready, text=f"Fetching the model, {fetched} MB so far (once)") if fetched else ready
+        return replace(ready, text=f"Fetching the model (once): {fetched} MB so far") if fetched else ready
 
-    # ------------------------------------------------------------------------------------------ runs
+    # ------------------------------------------------------------------------------------------ answering
 
     def answer(self, ask: Ask, stop: threading.Event) -> Iterator[Event]:
         """See :class:`Backend`."""
         from specdemo.engine import generate
-        from specdemo.record import record
         from specdemo.target import fixed_rows
 
-        pool, plain = self._pools[ask.pool], ask.request.selector == "none" or not ask.request.k
-        key = (ask.pool, fixed_rows(ask.request.k + 1))
-        run_id = self._start(ask, pool)
-        yield Begun(
-            run_id, () if plain else _sources([(a.name, a.domain, a.colour) for a in pool.arms]), self._known(key)
-        )
+        pool, request = self._pools[ask.pool], ask.request
+        plain = request.selector == "none" or not request.k
+        key = (ask.pool, fixed_rows(request.k + 1))
+        run_id = self._runs.begin(ask, provenance(pool.info))
+        yield Begun(run_id, () if plain else self._sources(ask.pool), self._known(key))
         rounds: list[Round] = []
-        for r in record(generate(ask.request, pool), self.store, run_id, should_stop=stop.is_set):
+        for r in record(generate(request, pool), self._runs.store, run_id, should_stop=stop.is_set):
             rounds.append(r)
             yield r
         finished = not rounds or rounds[-1].finish is not None
         check = None
-        if plain:
-            self._remember(key, tokens_per_second(rounds), len(rounds))
-        elif ask.check and finished:
-            check = yield from self._check(ask, pool, rounds, stop)
-        baseline = (
-            Baseline(check["plain_tokens_per_second"], SAME)
-            if check and check.get("plain_tokens_per_second")
-            else self._known(key)
-        )
-        if check and baseline:
-            self._remember(key, baseline.speed, len(rounds))
-        self._keep(run_id, check, baseline)
+        if ask.check and finished and not plain:
+            check = yield from _compared(ask.request, pool, rounds, stop)
+        baseline = self._measured(key, rounds if plain else [], check)
+        self._runs.end(run_id, check, baseline)
         yield Outcome("finished" if finished else "stopped", baseline, in_words(check))
 
-    def _start(self, ask: Ask, pool: Pool) -> str | None:
-        from specdemo.provenance import provenance
-
-        if self.store is None:
-            return None
-        return self.store.start_run(self._session(ask.session), ask.request, ask.pool, provenance(pool.info))
-
-    def _check(
-        self, ask: Ask, pool: Pool, rounds: list[Round], stop: threading.Event
-    ) -> Generator[Event, None, dict[str, Any] | None]:
-        """Compare with plain decoding; None if stopped. Sampled answers cannot be compared, but timed."""
-        from specdemo.check import checking
-        from specdemo.engine import generate
-
-        steps = checking(ask.request, pool, rounds)
-        while not stop.is_set():
-            try:
-                yield Checking(next(steps))
-            except StopIteration as end:
-                result: dict[str, Any] = end.value
-                break
-        else:
-            steps.close()
-            return None
-        if result["identical"] is None:
-            plain: list[Round] = []
-            for r in generate(replace(ask.request, selector="none", options={}), pool):
-                plain.append(r)
-                yield Checking(len(plain))
-                if stop.is_set():
-                    break
-            result["plain_tokens_per_second"] = tokens_per_second(plain)
-        return result
+    def _measured(self, key: tuple[str, int], plain: list[Round], check: dict[str, Any] | None) -> Baseline | None:
+        """Speed of plain decoding: of this very request if it was decoded plainly, else the last one known."""
+        speed = tokens_per_second(plain) if plain else (check or {}).get("plain_tokens_per_second")
+        tokens = len(plain) or (check or {}).get("tokens", 0)
+        if speed and (tokens >= ENOUGH or key not in self._plain):
+            self._plain[key] = speed
+        return Baseline(speed, SAME) if speed else self._known(key)
 
     def _known(self, key: tuple[str, int]) -> Baseline | None:
-        speed = self._plain.get(key)
-        return Baseline(speed, EARLIER) if speed else None
-
-    def _remember(self, key: tuple[str, int], speed: float | None, rounds: int) -> None:
-        """Answers of a few tokens measure nothing."""
-        if speed and rounds >= ENOUGH:
-            self._plain[key] = speed
-
-    def _keep(self, run_id: str | None, check: dict[str, Any] | None, baseline: Baseline | None) -> None:
-        """Store what is known after the run."""
-        if self.store and run_id:
-            if check:
-                self.store.set_check(run_id, check)
-            if baseline:
-                self.store.set_baseline(run_id, {"tokens_per_second": baseline.speed, "of": baseline.of})
-
-    def stored(self, run_id: str) -> Stored | None:
-        """See :class:`Backend`."""
-        run = self.store.load_run(run_id) if self.store else None
-        if run is None:
-            return None
-        start = run.rounds[0].start if run.rounds else None
-        known = {a.name: a for a in self._files[run.pool].arms} if run.pool in self._files else {}
-        arms = (
-            [
-                (name, known[name].domain, known[name].colour) if name in known else (name, "", ("", ""))
-                for name in start.drafters
-            ]
-            if start
-            else []
-        )
-        baseline = Baseline(run.baseline["tokens_per_second"], run.baseline["of"]) if run.baseline else None
-        return Stored(
-            run.id,
-            Ask(run.request, run.pool, run.check is not None),
-            _sources(arms),
-            run.rounds,
-            Outcome(STATUS[run.status], baseline, in_words(run.check), run.error),
-        )
+        return Baseline(self._plain[key], EARLIER) if key in self._plain else None
 
 
-def _sources(arms: Iterable[tuple[str, str, tuple[str, str]]]) -> tuple[Source, ...]:
-    """One source per drafter, in the order of the arms."""
-    return tuple({name: Source(name, about, colour) for name, about, colour in arms}.values())
+def _compared(
+    request: Request, pool: Pool, rounds: list[Round], stop: threading.Event
+) -> Generator[Event, None, dict[str, Any] | None]:
+    """Compare with plain decoding; None if stopped. A sampled answer cannot be compared, only timed."""
+    from specdemo.check import checking
+    from specdemo.engine import generate
+
+    result = yield from _counted(checking(request, pool, rounds), stop)
+    if result is not None and result["identical"] is None:
+        plain: list[Round] = []
+        for r in generate(replace(request, selector="none", options={}), pool):
+            plain.append(r)
+            yield Checking(len(plain))
+            if stop.is_set():
+                return None
+        result |= {"plain_tokens_per_second": tokens_per_second(plain), "tokens": len(plain)}
+    return result
+
+
+def _counted(
+    steps: Generator[int, None, dict[str, Any]], stop: threading.Event
+) -> Generator[Event, None, dict[str, Any] | None]:
+    """Steps of a check as events, and its result; None if stopped."""
+    while not stop.is_set():
+        try:
+            yield Checking(next(steps))
+        except StopIteration as end:
+            result: dict[str, Any] = end.value
+            return result
+    steps.close()
+    return None
+
+
+def _warm_up(pool: Pool) -> None:
+    """The first forwards of a process cost more than all later ones."""
+    from specdemo.engine import generate
+
+    for _ in generate(Request(prompt="Hello", selector="none", max_new_tokens=4, ignore_eos=True), pool):
+        pass
 
 
 def _megabytes_fetched() -> int:
@@ -276,7 +210,6 @@ def serve(
         pools: pools to offer, the default first; None is all that come with the package.
         options: dtype, device, compile of :class:`Live`; anything else goes to ``gr.Blocks.launch``.
     """
-    from specdemo.store import default_db
     from specdemo.ui.app import launch
 
     how = {name: options.pop(name) for name in ("dtype", "device", "compile") if name in options}

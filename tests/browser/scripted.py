@@ -6,16 +6,17 @@ import codecs
 import random
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from specdemo.record import record
+from specdemo.store import Store
 from specdemo.types import Finish, Request, Round, Snapshot, SpecdemoError, Start
 from specdemo.ui.backend import (
     Ask,
     Baseline,
     Begun,
-    Check,
     Checking,
     Event,
     Example,
@@ -25,6 +26,8 @@ from specdemo.ui.backend import (
     Source,
     Stored,
 )
+from specdemo.ui.runs import Runs
+from specdemo.ui.verdict import in_words
 
 DRAFTERS = ("prompt-lookup", "suffix", "small-lm", "head-code", "head-chat")
 HOSTILE = [
@@ -87,11 +90,13 @@ class Scripted:
     """Backend for tests.
 
     Attributes:
-        rate: tokens per second. ``emitted``: per run, wall time at which each token left the engine, in seconds.
-        load_s: seconds that loading takes. ``fail_at``: tokens after which a run fails. ``store_problem``: banner.
+        rate: tokens per second. ``load_s``: seconds that loading takes. ``fail_at``: tokens after which a run fails.
+        store_problem: what to claim about the store. ``checked``: result of every check.
+        emitted: per run, wall time at which each piece of text left the engine, in seconds. ``ended``: the last's.
         text: words to write instead of hostile tokens (screenshots).
     """
 
+    store: Store | None = None
     rate: float = 100.0
     load_s: float = 0.0
     fail_at: int = 0
@@ -99,9 +104,9 @@ class Scripted:
     hostile: float = 0.1
     text: str = ""
     emitted: dict[str, list[float]] = field(default_factory=dict)
-    ended: dict[str, tuple[str, float]] = field(default_factory=dict)
-    runs: dict[str, Stored] = field(default_factory=dict)
-    checked: Check | None = None
+    ended: dict[str, float] = field(default_factory=dict)
+    asked: list[Ask] = field(default_factory=list)
+    checked: dict[str, Any] | None = None
     plain: Baseline | None = None
     _loading: float = 0.0
     _ready: bool = False
@@ -141,41 +146,33 @@ class Scripted:
         return Readiness("loading", "Loading the model", self._loading)
 
     def problem(self) -> str | None:
-        return self.store_problem
+        return self.store_problem or Runs(self.store).problem()
 
     def stored(self, run_id: str) -> Stored | None:
-        return self.runs.get(run_id)
+        return Runs(self.store).read(run_id, lambda _: self.sources())
 
     def sources(self) -> tuple[Source, ...]:
         return tuple(Source(name, f"drafter {i}") for i, name in enumerate(DRAFTERS))
 
     def answer(self, ask: Ask, stop: threading.Event) -> Iterator[Event]:
-        run_id, sources = uuid.uuid4().hex[:8], self.sources()
-        emitted = self.emitted.setdefault(run_id, [])
-        rounds: list[Round] = []
-        status, outcome = "interrupted", None
-        yield Begun(run_id, sources, self.plain)
-        try:
-            for r in self.write(ask.request):
-                rounds.append(r)
-                emitted += [time.time()] * len(r.tokens)
-                yield r
-                if self.fail_at and len(emitted) >= self.fail_at:
-                    status = "failed"
-                    raise SpecdemoError("The scripted engine broke on purpose. Nothing to be done.")
-                if stop.is_set():
-                    break
-            status = "stopped" if rounds[-1].finish is None else "finished"
-            if ask.check and status == "finished":
-                for tokens in range(0, 60, 20):
-                    time.sleep(0.02)
-                    yield Checking(tokens)
-            outcome = Outcome(status, self.plain, self.checked if ask.check else None)  # type: ignore[arg-type]
-            yield outcome
-        finally:
-            self.ended[run_id] = (status, time.time())
-            outcome = outcome or Outcome(status)  # type: ignore[arg-type]
-            self.runs[run_id] = Stored(run_id, ask, sources, rounds, outcome)
+        runs, check = Runs(self.store), None
+        run_id = runs.begin(ask, {"pool_hash": "none"})
+        emitted, rounds = self.emitted.setdefault(str(run_id), []), []
+        self.asked.append(ask)
+        yield Begun(run_id, self.sources(), self.plain)
+        for r in record(self.write(ask.request), self.store, run_id, should_stop=stop.is_set):
+            rounds.append(r)
+            emitted += [time.time()] * len(r.pieces)
+            yield r
+        self.ended[str(run_id)] = time.time()
+        finished = rounds[-1].finish is not None
+        if ask.check and finished:
+            for tokens in range(0, 60, 20):
+                time.sleep(0.02)
+                yield Checking(tokens)
+            check = self.checked
+        runs.end(run_id, check, self.plain)
+        yield Outcome("finished" if finished else "stopped", self.plain, in_words(check))
 
     def write(self, request: Request) -> Iterator[Round]:
         """Rounds at the rate, each with a draft of a random drafter."""
@@ -184,6 +181,8 @@ class Scripted:
         start = time.monotonic()
         done, lag = 0, 0
         while done < n:
+            if self.fail_at and done >= self.fail_at:
+                raise SpecdemoError("The scripted engine broke on purpose. Nothing can be done.")
             drafted = min(request.k, n - done - 1) if request.selector != "none" else 0
             accepted = rng.randint(0, drafted)
             arm = rng.randrange(len(DRAFTERS)) if drafted else -1
