@@ -8,7 +8,8 @@ mask which slots it sees, which covers trees, sliding windows and mixtures of la
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,21 +25,30 @@ Mask = Tensor | dict[str, Tensor]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Keys and values [1, heads, slots, size] of every layer, written at ``slots`` [rows] (given before a forward)."""
+    """Keys and values [1, heads, slots, size] of every layer, as one forward sees them.
 
-    def __init__(self, keys: list[Tensor], values: list[Tensor], slots: Tensor) -> None:
+    Attributes:
+        slots: [rows] where the forward's rows are written.
+        layout: [rows, slots] for every row, which slot it sees at which position (a tree's path laid out as a chain, so
+            that it is added up in the same order and gives the same bits); None: all rows see the slots as they are.
+    """
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], slots: Tensor, layout: Tensor | None = None) -> None:
         self.layers: list[Any] = []
         self.layer_class_to_replicate = None
         self.offloading = False
-        self.keys, self.values, self.slots = keys, values, slots
+        self.keys, self.values, self.slots, self.layout = keys, values, slots, layout
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the rows' keys and values, return all slots'. Called by the model, once per layer."""
-        self.keys[layer_idx].index_copy_(2, self.slots, key_states)
-        self.values[layer_idx].index_copy_(2, self.slots, value_states)
-        return self.keys[layer_idx], self.values[layer_idx]
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        keys.index_copy_(2, self.slots, key_states)
+        values.index_copy_(2, self.slots, value_states)
+        if self.layout is None:
+            return keys, values
+        return keys[0][:, self.layout].transpose(0, 1), values[0][:, self.layout].transpose(0, 1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are inputs, too."""
@@ -75,9 +85,13 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attention of [1, heads, rows, size] queries over all slots under an additive mask [1, 1, rows, slots].
 
+    Keys come once for all rows, or once per row (see ``SlotCache.layout``): then rows become a batch.
     Query heads that share a key head become rows of it (grouped-query attention without copying keys).
     ``softcap`` as in Gemma 2, ``s_aux`` (a sink per head) as in GPT-OSS.
     """
+    laid_out = key.shape[0] > 1
+    if laid_out:
+        query, attention_mask = query.transpose(0, 2), attention_mask.transpose(0, 2)
     batch, heads, rows, size = query.shape
     group = heads // key.shape[1]
     query = query.reshape(batch, key.shape[1], group * rows, size)
@@ -92,7 +106,8 @@ def slot_attention(
             scores = torch.cat([scores, sink.expand(batch, -1, -1, -1).to(scores.dtype)], dim=-1)
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
         out = weights[..., : key.shape[2]] @ value
-    return out.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
+    out = out.reshape(batch, heads, rows, -1)
+    return (out.transpose(0, 2) if laid_out else out).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, slot_attention)
@@ -127,3 +142,38 @@ def masks(allowed: Tensor, near: Tensor, kinds: Iterable[str] | None, windowed: 
     if kinds is None:
         return additive(near if windowed else allowed, dtype)
     return {kind: additive(near if kind == "sliding_attention" else allowed, dtype) for kind in kinds}
+
+
+class Block(NamedTuple):
+    """How the rows of a block hang together. Row 0 is the last committed token, row i + 1 is draft token i, the rest
+    is padding, which stands beside row 0.
+
+    Attributes:
+        depth: [rows] tokens between each row and row 0.
+        sees: [rows, rows] the rows on each row's path, itself included.
+        ancestor: [rows, rows] the row at each depth of each row's path; deeper entries are of no meaning, but valid.
+    """
+
+    depth: Tensor
+    sees: Tensor
+    ancestor: Tensor
+
+
+@lru_cache(maxsize=256)
+def block(parents: tuple[int, ...], rows: int, device: torch.device) -> Block:
+    """The block of a draft with these ``parents`` (see Proposal). Kept, because most drafters repeat few shapes."""
+    depth = [0] * rows
+    paths = [[row] for row in range(rows)]
+    for row, parent in enumerate(parents, start=1):
+        depth[row] = depth[parent + 1] + 1
+        paths[row] = [*paths[parent + 1], row]
+    sees = torch.zeros(rows, rows, dtype=torch.bool)
+    for row, path in enumerate(paths):
+        sees[row, path] = True
+    ancestor = torch.tensor([path + [0] * (rows - len(path)) for path in paths])
+    return Block(torch.tensor(depth, device=device), sees.to(device), ancestor.to(device))
+
+
+def is_chain(parents: tuple[int, ...]) -> bool:
+    """Whether each token hangs on the one before it."""
+    return parents == tuple(range(-1, len(parents) - 1))

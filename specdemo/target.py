@@ -6,24 +6,31 @@ position do not depend on how many tokens were drafted around it. Prompts are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdemo.slots import ATTENTION, Mask, ShapeProbe, SlotCache, layer_kinds, masks, sliding_window
+from specdemo.slots import (
+    ATTENTION,
+    Block,
+    Mask,
+    ShapeProbe,
+    SlotCache,
+    block,
+    is_chain,
+    layer_kinds,
+    masks,
+    sliding_window,
+)
 from specdemo.tokens import HFTokenizer
 from specdemo.types import Proposal, SpecdemoError
 
 ROWS = (6, 9, 17, 33, 65, 129)
 PREFILL_ROWS = 512
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-Forward = Callable[[list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Mask], Tensor]
-"""keys, values, tokens [1, rows], positions [1, rows], slots [rows], mask -> logits [1, rows, V]."""
 
 
 def fixed_rows(longest_block: int) -> int:
@@ -59,7 +66,11 @@ class HFTarget:
         model: the model itself; its attention is switched to :func:`specdemo.slots.slot_attention`.
         vocab_size: columns of the logits (may be larger than the tokenizer's vocabulary: padding).
         eos: every token that ends an answer. ``window``: most positions the model was made for.
+        exact_trees: a tree's rows see their paths laid out as chains, which gives the bits of plain decoding and costs
+            a copy of keys and values per row; False: tree masks, equal up to rounding. Chains are exact anyway.
     """
+
+    exact_trees = True
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str = "") -> None:
         self.model = model.eval().requires_grad_(False)
@@ -109,10 +120,24 @@ class HFTarget:
 
     @torch.no_grad()
     def forward(
-        self, keys: list[Tensor], values: list[Tensor], tokens: Tensor, positions: Tensor, slots: Tensor, mask: Mask
+        self,
+        keys: list[Tensor],
+        values: list[Tensor],
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        mask: Mask,
+        layout: Tensor | None = None,
     ) -> Tensor:
-        """One forward, see ``Forward``: writes ``keys`` and ``values`` at ``slots``."""
-        cache = SlotCache(keys, values, slots)
+        """One forward: writes ``keys`` and ``values`` at ``slots`` [rows], see SlotCache and masks.
+
+        Args:
+            tokens, positions: [1, rows].
+
+        Returns:
+            logits [1, rows, V] in the model's dtype.
+        """
+        cache = SlotCache(keys, values, slots, layout)
         output = self.model(
             input_ids=tokens, position_ids=positions, attention_mask=mask, cache=cache, use_cache=True, return_dict=True
         )
@@ -148,7 +173,6 @@ class HFSession:
         self.keys, self.values = target.new_slots(size)
         self.columns = torch.arange(size, device=target.device)
         self.base, self.last = -1, -1
-        self.parents: tuple[int, ...] = ()
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Read the prompt (all of it; at least one token): all but its last token, which the first block scores."""
@@ -172,19 +196,26 @@ class HFSession:
                 f"A draft of {n} tokens at position {self.base} does not fit a session of {self.rows} rows and "
                 f"{self.size} slots (or its prompt was not read yet). Start the session with larger capacity or rows."
             )
-        self.parents = tuple(proposal.parent(i) for i in range(n))
-        depths, sees = (t.to(self.target.device) for t in _geometry(self.parents, self.rows))
+        parents = tuple(proposal.parent(i) for i in range(n))
+        rows = block(parents, self.rows, self.target.device)
         tokens = torch.tensor([[self.last, *proposal.tokens] + [0] * (self.rows - n - 1)], device=self.target.device)
-        positions = self.base + depths
+        mask, layout = self._view(rows, is_chain(parents))
+        positions = (self.base + rows.depth).clamp(max=self.target.window - 1)[None]
         slots = self.columns[self.base : end]
-        place = self.columns.clone()  # position of each slot's token
-        place[self.base : end] = positions
-        allowed = (self.columns < self.base).repeat(self.rows, 1)
-        allowed[:, self.base : end] = sees
-        mask = self.target.masks(allowed, positions[:, None] - place)
-        positions = positions.clamp(max=self.target.window - 1)[None]  # padding may pass the window: never looked at
-        logits = self.target.forward(self.keys, self.values, tokens, positions, slots, mask)[0, : n + 1]
+        logits = self.target.forward(self.keys, self.values, tokens, positions, slots, mask, layout)[0, : n + 1]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _view(self, rows: Block, chain: bool) -> tuple[Mask, Tensor | None]:
+        """Mask and layout of a block: what its rows see, and where."""
+        here, position = slice(self.base, self.base + self.rows), (self.base + rows.depth)[:, None]
+        if chain or self.target.exact_trees:
+            layout = None if chain else self.columns.repeat(self.rows, 1)
+            if layout is not None:
+                layout[:, here] = self.base + rows.ancestor
+            return self.target.masks(self.columns <= position, position - self.columns), layout
+        place, allowed = self.columns.clone(), (self.columns < self.base).repeat(self.rows, 1)
+        place[here], allowed[:, here] = position[:, 0], rows.sees
+        return self.target.masks(allowed, position - place), None
 
     def commit(self, path: Sequence[int], token: int) -> None:
         """Keep the accepted nodes of the last proposal and append the target's own token.
@@ -196,17 +227,6 @@ class HFSession:
             for layer in (*self.keys, *self.values):
                 layer[:, :, self.base + 1 : self.base + 1 + len(path)] = layer[:, :, source]
         self.base, self.last = self.base + len(path) + 1, token
-
-
-@lru_cache(maxsize=256)
-def _geometry(parents: tuple[int, ...], rows: int) -> tuple[Tensor, Tensor]:
-    """Depth [rows] of each row below the last committed token (row 0), and which rows [rows, rows] each row sees."""
-    depths = torch.zeros(rows, dtype=torch.long)
-    sees = torch.eye(rows, dtype=torch.bool)
-    for row, parent in enumerate(parents, start=1):
-        depths[row] = depths[parent + 1] + 1
-        sees[row] |= sees[parent + 1]
-    return depths, sees
 
 
 def _eos(model: Any, tokenizer: Any) -> frozenset[int]:
