@@ -14,6 +14,7 @@ from specdemo.feedback import AcceptanceWindows, divergence, overlap, ratio
 from specdemo.limits import cut
 from specdemo.sampling import Dice, Warp
 from specdemo.selectors import make_selector
+from specdemo.target import fixed_rows
 from specdemo.text import TextStream
 from specdemo.types import (
     DraftContext,
@@ -85,7 +86,7 @@ class _Run:
         clock = _Clock()
         capacity = self.prompt_tokens + min(self.room, self.budget)
         self.warp = Warp(self.request.sampling, self.prompt_tokens)
-        self.session = pool.target.session(capacity, self.request.k + 1)
+        self.session = pool.target.session(capacity, fixed_rows(self.request.k + 1))
         self.session.prefill(self.context)
         start = DraftContext(self.request.memory, self.warp, capacity)
         self.drafters = [arm.start(start) for arm in self.arms]

@@ -85,7 +85,8 @@ class CausalLM:
         """Run tokens at slots ``at``, ``at`` + 1, ... of the cache: [n, V] logits over the target's vocabulary."""
         slots = self.columns[at : at + len(tokens)]
         behind = slots[:, None] - self.columns
-        ids = torch.tensor([list(tokens)], device=self.model.device)
+        known = self.model.vocab_size - 1  # ids that only the target's padding has become some token or other
+        ids = torch.tensor([list(tokens)], device=self.model.device).clamp(max=known)
         logits = forward(self.keys, self.values, ids, slots[None], slots, self.model.masks(behind >= 0, behind))
         return torch.empty(0) if logits is None else fit(logits[0], self.vocab_size)
 

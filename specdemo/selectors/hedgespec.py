@@ -57,5 +57,5 @@ class HedgeSpec(BaseSelector):
 
     def snapshot(self) -> Snapshot:
         """Weights, mean acceptance lengths, losses."""
-        mean = self.total / self.windows if self.windows else [None] * len(self.arms)
+        mean = (self.total / self.windows).tolist() if self.windows else [None] * len(self.arms)
         return Snapshot("weight", tuple(self.learner.weights().tolist()), tuple(mean), self.last)

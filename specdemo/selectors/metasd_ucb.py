@@ -15,7 +15,8 @@ from specdemo.types import Information, RoundFeedback, Snapshot, SpecdemoError
 class MetaSDUCB(BaseSelector):
     """Bandit feedback: each drafter once, then the largest upper confidence bound of its mean reward.
 
-    After t rounds, n_i of them with arm i, its index is ``mean_i + beta * sqrt(2 ln t / n_i)``. State begins anew with every answer.
+    After t rounds, n_i of them with arm i, its index is ``mean_i + beta * sqrt(2 ln t / n_i)``.
+    State begins anew with every answer.
 
     Args:
         beta: exploration strength. The paper does not publish its value; with rewards in [0, 1] and gaps of 0.05 to 0.3
