@@ -64,7 +64,9 @@ class FakeSession:
 class FakeTarget:
     """A target with the law of a function, float64 and exact."""
 
-    def __init__(self, law: Law, vocab: int, eos: Sequence[int] = (), window: int = 4096, tokenizer: Any = None) -> None:
+    def __init__(
+        self, law: Law, vocab: int, eos: Sequence[int] = (), window: int = 4096, tokenizer: Any = None
+    ) -> None:
         self.law, self.vocab_size, self.eos, self.window = law, vocab, frozenset(eos), window
         self.tokenizer = tokenizer or SmallTokenizer()
         self.sessions: list[FakeSession] = []
@@ -216,7 +218,9 @@ class EveryOutcome:
         return self._throw([(i, float(w) / total) for i, w in enumerate(weights)])
 
 
-def sequences(law: Callable[[Sequence[int]], torch.Tensor], prompt: Sequence[int], n: int) -> dict[tuple[int, ...], float]:
+def sequences(
+    law: Callable[[Sequence[int]], torch.Tensor], prompt: Sequence[int], n: int
+) -> dict[tuple[int, ...], float]:
     """Probability of every continuation of ``n`` tokens by plain decoding. ``law``: context -> probabilities."""
     out = {}
     size = len(law(prompt))

@@ -220,7 +220,9 @@ def test_13_the_context_window_is_never_passed() -> None:
     short = arm("short", causal_lm.for_model(real, tiny.target(tiny.llama(seed=3, window=16))))
     for selector in ("fixed", "hedgespec"):
         rounds = greedy(real, 8, short, n=100, selector=selector, ignore_eos=True)
-        assert tokens_of(rounds) == tiny.plain(real.model, real.tokenizer.encode(Request(prompt=WORDS)), 55, eos_token_id=None)
+        assert tokens_of(rounds) == tiny.plain(
+            real.model, real.tokenizer.encode(Request(prompt=WORDS)), 55, eos_token_id=None
+        )
         assert rounds[-1].finish == "context"
         assert all(r.drafted for r in rounds[:-2])
 

@@ -80,7 +80,8 @@ def test_margin_is_that_of_transformers(pool: Pool) -> None:
     rounds = list(generate(asked, pool))
     prompt = pool.target.tokenizer.encode(asked)
     ids = torch.tensor([prompt + token_ids(rounds)])
-    logits = tiny.llama()(ids).logits[0]  # the same weights, in transformers' own hands
+    with torch.no_grad():
+        logits = tiny.llama()(ids).logits[0]  # the same weights, in transformers' own hands
     for index in range(20):
         best = logits[len(prompt) + index - 1].topk(2).values
         assert margin(asked, pool, rounds, index) == pytest.approx(float(best[0] - best[1]), abs=1e-9)

@@ -43,9 +43,7 @@ def test_output_law_is_the_targets(sampling: Sampling, style: str) -> None:
     request = Request(prompt=PROMPT, selector="fixed", k=k, max_new_tokens=N, sampling=sampling)
     got = output_law(request, [arm("a", lambda c: TableDrafter(draft, style, c))], law)
     warp = Warp(sampling, len(PROMPT))
-    wanted = sequences(
-        lambda c: warp(torch.tensor([list(law(c))], dtype=torch.float64), [list(c)])[0], [1, 2], N
-    )
+    wanted = sequences(lambda c: warp(torch.tensor([list(law(c))], dtype=torch.float64), [list(c)])[0], [1, 2], N)
     assert sum(got.values()) == pytest.approx(1, abs=1e-9)
     for tokens, p in wanted.items():
         assert got.get(tokens, 0.0) == pytest.approx(p, abs=1e-9), tokens

@@ -116,7 +116,9 @@ def test_suffix_automaton_walk_against_brute_force(seed: int) -> None:
         automaton.append(token)
     for n, token in enumerate(other):
         state, matched = automaton.walk(state, matched, token)
-        assert matched == next((m for m in range(n + 1, 0, -1) if occurs(other[n + 1 - m : n + 1], text) is not None), 0)
+        assert matched == next(
+            (m for m in range(n + 1, 0, -1) if occurs(other[n + 1 - m : n + 1], text) is not None), 0
+        )
 
 
 def occurs(part: list[int], text: list[int]) -> int | None:
