@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def stream(tokens, stop=(), blocks=1) -> tuple[list[str], TextStream, list[str]]
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(c % (len(data) + 1) for c in cuts)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 @settings(max_examples=200, deadline=None)

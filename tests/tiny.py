@@ -57,6 +57,6 @@ def plain(model: torch.nn.Module, prompt: list[int], n: int, **kwargs: object) -
     model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
     ids = torch.tensor([prompt])
-    options = dict(max_new_tokens=n, do_sample=False, pad_token_id=2, attention_mask=torch.ones_like(ids)) | kwargs
+    options = {"max_new_tokens": n, "do_sample": False, "pad_token_id": 2, "attention_mask": torch.ones_like(ids)}
     with torch.no_grad():
-        return model.generate(ids, **options)[0, len(prompt) :].tolist()
+        return model.generate(ids, **(options | kwargs))[0, len(prompt) :].tolist()

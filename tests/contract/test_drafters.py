@@ -12,6 +12,7 @@ from specdemo.sampling import Dice, Warp
 from specdemo.types import DraftContext, Sampling, Verified
 from tests import tiny
 
+GREEDY = Sampling()
 PROMPT = (5, 9, 7, 5, 9, 8, 5, 9)
 
 
@@ -20,7 +21,7 @@ def model():
     return tiny.target()
 
 
-def started(name, model, sampling=Sampling(), earlier=(), **options):
+def started(name, model, sampling=GREEDY, earlier=(), **options):
     drafter = DRAFTERS[name].load(model, **options)(DraftContext(earlier, Warp(sampling, len(PROMPT)), 100))
     drafter.catch_up(Verified(PROMPT))
     return drafter
