@@ -58,7 +58,7 @@ class Turn {
 }
 
 const atEnd = () => scroll.scrollTop + scroll.clientHeight >= scroll.scrollHeight - 24;
-const follow = () => { if (stick && scroll.clientHeight) scroll.scrollTop = scroll.scrollHeight; };
+const follow = () => { if (stick && turns.length && scroll.clientHeight) scroll.scrollTop = scroll.scrollHeight; };
 new ResizeObserver(() => { shown = scroll.clientHeight > 0; follow(); }).observe(scroll);
 
 function drawTurns(v) {
@@ -79,7 +79,7 @@ function drawTurns(v) {
 
 function drawExamples(v) {
   const empty = part('empty');
-  empty.hidden = v.turns.length > 0 || v.before.length > 0;
+  empty.hidden = v.turns.length > 0;
   if (!changed('examples', v.examples) || !v.examples.length) return;
   const domains = [...new Set(v.examples.map(e => e[0]))];
   let round = 0;
