@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .types import SpecdemoError
+from specdemo.types import SpecdemoError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

@@ -18,8 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from . import sources
-from .types import SpecdemoError
+from specdemo import sources
+from specdemo.types import SpecdemoError
 
 NAME = "smollm2-135m-instruct"
 MANIFEST = "specdemo.json"

