@@ -112,9 +112,8 @@ class _Run:
         proposal = self._propose(arm, k)
         draft_ms = clock.lap()
 
-        logits = self.session.score(proposal)
-        contexts = self._contexts(proposal)
-        p = self.warp(logits, contexts)
+        logits = self.warp.penalised(self.session.score(proposal), self._contexts(proposal))
+        p = self.warp.law(logits)
         verdict = verify(proposal, p, self.dice)
         tokens, accepted, drafted = self._commit(proposal, verdict)
         verify_ms = clock.lap()
@@ -128,7 +127,7 @@ class _Run:
             drafter.observe(verified)
         learn_ms = clock.lap()
 
-        shown = torch.softmax(self.warp.penalised(logits, contexts), -1) if self.warp.greedy else p
+        shown = torch.softmax(logits, -1) if self.warp.greedy else p
         parents = [proposal.parent(i) + 1 for i in range(len(proposal.tokens))]
         result = Round(
             index=self.index,

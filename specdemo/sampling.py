@@ -81,7 +81,10 @@ class Warp:
 
     def __call__(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
         """[n, V] logits, the token ids before each row (unless not ``looks_back``) -> [n, V] probabilities."""
-        logits = self.penalised(logits, contexts)
+        return self.law(self.penalised(logits, contexts))
+
+    def law(self, logits: Tensor) -> Tensor:
+        """[n, V] penalised logits -> [n, V] probabilities."""
         if self.greedy:
             return torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
         return torch.softmax(self._warpers(None, logits), -1)
