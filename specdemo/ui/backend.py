@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from specdemo.types import Request, Round
 
@@ -14,10 +14,11 @@ Status = Literal["running", "finished", "stopped", "interrupted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A choice of a dropdown: its key, and one line that explains it."""
+    """A choice of a dropdown: its key, one line that explains it, and the options it takes with their defaults."""
 
     name: str
     about: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """State of a pool: "loading" (``fraction`` of it done, None if unknown), "ready" or "failed", and why in words."""
+    """State of a pool, in words, too. ``fraction``: how much of the loading is done, None if nobody knows."""
 
-    state: Literal["loading", "ready", "failed"]
+    state: Literal["unloaded", "loading", "ready", "failed"]
     text: str = ""
     fraction: float | None = None
 

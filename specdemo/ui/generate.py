@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Generate:
     def __init__(self, backend: Backend, lane: Lane) -> None:
         self.backend, self.lane = backend, lane
         self.examples = list(backend.examples())
-        self.about = {s.name: s.about for s in backend.selectors()}
+        self.selectors = {s.name: s for s in backend.selectors()}
         self.form: dict[str, gr.components.Component] = {}
 
     # ------------------------------------------------------------------------------------------------ layout
@@ -71,11 +72,11 @@ class Generate:
             self.new = gr.Button("New chat", elem_id="new", min_width=80, size="md")
 
     def _settings(self) -> None:
-        pools, first = [p.name for p in self.backend.pools()], next(iter(self.about))
+        pools, first = [p.name for p in self.backend.pools()], next(iter(self.selectors.values()))
         form = self.form
         form["pool"] = gr.Dropdown(pools, value=pools[0], label="Pool", info=" ", elem_id="pool")
         form["selector"] = gr.Dropdown(
-            list(self.about), value=first, label="Selector", info=self.about[first], elem_id="selector"
+            list(self.selectors), value=first.name, label="Selector", info=first.about, elem_id="selector"
         )
         form["k"] = gr.Slider(
             0,
@@ -115,7 +116,9 @@ class Generate:
                 info="continue the prompt as it is, without chat template and history",
                 elem_id="raw",
             )
-            form["options"] = gr.Textbox(label="Selector options", info="as JSON", placeholder="{}", elem_id="options")
+            form["options"] = gr.Textbox(
+                label="Selector options", info="as JSON", placeholder=json.dumps(dict(first.options)), elem_id="options"
+            )
 
     def _sampling(self) -> None:
         def slider(name: str, low: float, high: float, step: float, label: str, info: str) -> None:
@@ -141,7 +144,8 @@ class Generate:
         self.stop.click(self.flag, self.chat, None, **AT_ONCE)
         self.new.click(self.clear, self.chat, [self.view, self.chat], **AT_ONCE)
         self.view.example(self.example, None, self.prompt, **AT_ONCE)
-        self.form["selector"].change(self.explain, self.form["selector"], self.form["selector"], **AT_ONCE)
+        explained = [self.form["selector"], self.form["options"]]
+        self.form["selector"].change(self.explain, self.form["selector"], explained, **AT_ONCE)
         waiting = {"concurrency_limit": None, **QUIET}
         self.form["pool"].change(self.watch_pool, self.form["pool"], self.form["pool"], **waiting)
         blocks.load(self.watch_pool, self.form["pool"], self.form["pool"], **waiting)
@@ -224,7 +228,7 @@ class Generate:
     def _wait(self, scene: Scene, job: Job[Event], pool: str) -> None:
         """Say what a visitor waits for: other visitors, or the model."""
         ready, ahead = self.backend.readiness(pool), job.ahead
-        loading = ready.state == "loading"
+        loading = ready.state == "loading"  # which the others wait for, too
         scene.progress = (UNKNOWN if ready.fraction is None else ready.fraction) if loading else None
         scene.status = ready.text if loading else f"Waiting: {ahead} before you" if ahead else "Starting"
 
@@ -241,25 +245,29 @@ class Generate:
     def clear(self, chat: Chat | None) -> tuple[Any, Any]:
         """A new conversation; a running answer ends, unseen."""
         self.flag(chat)
-        return self.page(Chat(), Scene()), Chat()
+        fresh = Chat()
+        return self.page(fresh, Scene()), fresh
 
     def example(self, event: gr.EventData) -> Any:
         """Put an example into the prompt box; the page's word is taken only for prompts that exist."""
         chosen = str(getattr(event, "prompt", ""))
         return chosen if any(e.prompt == chosen for e in self.examples) else gr.skip()
 
-    def explain(self, selector: str) -> Any:
-        """The selector in one line."""
-        return gr.Dropdown(info=self.about.get(selector, ""))
+    def explain(self, name: str) -> tuple[Any, Any]:
+        """The selector in one line, and its options."""
+        selector = self.selectors[name]
+        return gr.Dropdown(info=selector.about), gr.Textbox(placeholder=json.dumps(dict(selector.options)))
 
     def watch_pool(self, pool: str) -> Iterator[Any]:
         """Load a pool behind the page and show how far it is, under its name."""
-        about = {p.name: p.about for p in self.backend.pools()}
-        job = self.lane.call(lambda: self.backend.load(pool))
-        for _ in job.batches(0.5):
-            ready = self.backend.readiness(pool)
-            yield gr.Dropdown(info=about.get(pool, "") if ready.state == "ready" else ready.text)
-        yield gr.Dropdown(info=about.get(pool, "") if ready.state == "ready" else ready.text)
+        about = next((p.about for p in self.backend.pools() if p.name == pool), "")
+        if self.backend.readiness(pool).state != "ready":
+            job = self.lane.call(lambda: self.backend.load(pool))
+            with suppress(Exception):  # readiness tells
+                for _ in job.batches():
+                    yield gr.Dropdown(info=self.backend.readiness(pool).text or about)
+        ready = self.backend.readiness(pool)
+        yield gr.Dropdown(info=about if ready.state == "ready" else ready.text)
 
     def open_run(self, request: gr.Request) -> tuple[Any, ...]:
         """?run=ID shows a stored run, with its settings."""

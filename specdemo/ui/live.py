@@ -14,7 +14,7 @@ from specdemo.metrics import tokens_per_second
 from specdemo.pools import load_pool, pool_names, read_pool
 from specdemo.provenance import provenance
 from specdemo.record import record
-from specdemo.selectors import SELECTORS, summary
+from specdemo.selectors import SELECTORS, selector_options, summary
 from specdemo.store import Store, default_db
 from specdemo.types import Pool, Request, Round, SpecdemoError
 from specdemo.ui.backend import (
@@ -63,7 +63,7 @@ class Live:
 
     def selectors(self) -> list[Option]:
         """See :class:`Backend`."""
-        return [Option(name, summary(name)) for name in SELECTORS]
+        return [Option(name, summary(name), selector_options(name)) for name in SELECTORS]
 
     def examples(self) -> list[Example]:
         """See :class:`Backend`."""
@@ -103,7 +103,7 @@ class Live:
 
     def readiness(self, pool: str) -> Readiness:
         """See :class:`Backend`."""
-        ready = self._readiness.get(pool) or Readiness("loading", "Starting")
+        ready = self._readiness.get(pool) or Readiness("unloaded", "Not loaded yet")
         fetched = _megabytes_fetched() if ready.text == "Loading the model" else 0
         return replace(ready, text=f"Fetching the model (once): {fetched} MB so far") if fetched else ready
 

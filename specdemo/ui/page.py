@@ -43,6 +43,7 @@ def page(chat: Chat, scene: Scene, problem: str | None = None, examples: list[Ex
     shown = last is not None and bool(last.answer.sources or last.answer.rounds)  # has it begun?
     notices = [("warn", f"Runs are not being stored: {problem}"), *scene.notices] if problem else scene.notices
     return {
+        "chat": chat.id,
         "state": scene.state,
         "status": clean(scene.status),
         "progress": scene.progress,

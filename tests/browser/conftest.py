@@ -57,7 +57,7 @@ def backend(server: Any) -> Iterator[Any]:
     engine = server[0]
     before = {
         name: getattr(engine, name)
-        for name in ("rate", "fail_at", "store_problem", "hostile", "text", "plain", "checked")
+        for name in ("rate", "late", "load_s", "fail_at", "store_problem", "hostile", "text", "plain", "checked")
     }
     yield engine
     for name, value in before.items():

@@ -93,6 +93,7 @@ class Scripted:
         rate: tokens per second. ``load_s``: seconds that loading takes. ``fail_at``: tokens after which a run fails.
         store_problem: what to claim about the store. ``checked``: result of every check.
         emitted: per run, wall time at which each piece of text left the engine, in seconds. ``ended``: the last's.
+        late: rounds that ended after a stop was asked for.
         text: words to write instead of hostile tokens (screenshots).
     """
 
@@ -102,14 +103,15 @@ class Scripted:
     fail_at: int = 0
     store_problem: str | None = None
     hostile: float = 0.1
+    loaded: bool = False
     text: str = ""
     emitted: dict[str, list[float]] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
+    late: int = 0
     asked: list[Ask] = field(default_factory=list)
     checked: dict[str, Any] | None = None
     plain: Baseline | None = None
     _loading: float = 0.0
-    _ready: bool = False
 
     def pools(self) -> list[Option]:
         return [Option("scripted", "no model at all: scripted tokens"), Option("other", "another pool")]
@@ -133,15 +135,15 @@ class Scripted:
         return [Example(domain, p) for domain, ps in prompts.items() for p in ps]
 
     def load(self, pool: str) -> None:
-        if not self._ready:
+        if not self.loaded:
             start = time.monotonic()
             while time.monotonic() - start < self.load_s:
                 self._loading = (time.monotonic() - start) / self.load_s
                 time.sleep(0.05)
-        self._ready = True
+        self.loaded = True
 
     def readiness(self, pool: str) -> Readiness:
-        if self._ready:
+        if self.loaded:
             return Readiness("ready")
         return Readiness("loading", "Loading the model", self._loading)
 
@@ -162,6 +164,7 @@ class Scripted:
         yield Begun(run_id, self.sources(), self.plain)
         for r in record(self.write(ask.request), self.store, run_id, should_stop=stop.is_set):
             rounds.append(r)
+            self.late += stop.is_set()
             emitted += [time.time()] * len(r.pieces)
             yield r
         self.ended[str(run_id)] = time.time()

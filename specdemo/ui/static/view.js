@@ -3,7 +3,8 @@
 // Model text only ever enters the page through textContent.
 const root = element.querySelector('.sd'), part = name => root.querySelector('.sd-' + name);
 const scroll = part('scroll'), turnsBox = part('turns'), card = part('card');
-let turns = [], picked = null, stick = true, shown = false, only = '', drawn = {};
+const gone = new Set();                                   // conversations that were left: what still arrives of them is late
+let chat, turns = [], picked = null, stick = true, shown = false, only = '', drawn = {};
 
 const make = (tag, cls, text) => {
   const el = document.createElement(tag);
@@ -234,7 +235,8 @@ turnsBox.addEventListener('keydown', e => {
 
 function draw() {
   const v = props.value;
-  if (!v || !v.turns) return;
+  if (!v || !v.turns || gone.has(v.chat)) return;
+  if (v.chat !== chat) { gone.add(chat); chat = v.chat; }
   drawExamples(v);
   drawLegend(v);
   drawFacts(v);
