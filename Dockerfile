@@ -2,6 +2,7 @@
 FROM python:3.12-slim
 
 # a C++ compiler is what torch.compile needs on the CPU; without one everything but --compile works
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
@@ -9,7 +10,7 @@ RUN apt-get update \
 RUN useradd --create-home --uid 1000 user \
     && mkdir -p /home/user/app /home/user/data \
     && chown -R user:user /home/user
-USER user
+USER 1000
 WORKDIR /home/user/app
 ENV HOME=/home/user \
     PATH=/home/user/.local/bin:$PATH \

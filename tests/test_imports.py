@@ -16,7 +16,7 @@ ROOT = Path(specdemo.__file__).parent
 LEVELS = {  # a module imports only from levels below its own, or from its own
     "types": 0,
     **dict.fromkeys(("sampling", "verify", "limits", "text", "convert", "sources"), 1),
-    **dict.fromkeys(("target", "slots", "tokens", "models"), 2),
+    **dict.fromkeys(("target", "session", "compiled", "slots", "tokens", "models"), 2),
     **dict.fromkeys(("drafters", "selectors", "feedback"), 3),
     **dict.fromkeys(("engine", "pools"), 4),
     **dict.fromkeys(("metrics", "store", "rows", "migrations", "owner", "writer", "provenance"), 5),

@@ -108,7 +108,7 @@ def test_container_is_an_ordinary_user_and_listens_where_it_says() -> None:
     assert steps[0] == ["FROM", "python:3.12-slim"]
     assert ["EXPOSE", "7860"] in steps
     assert any(kind == "HEALTHCHECK" and "127.0.0.1:7860" in rest for kind, rest in steps)
-    user = steps.index(["USER", "user"])
+    user = steps.index(["USER", "1000"])
     assert "--uid 1000" in " ".join(rest for _, rest in steps[:user])
     assert all("pip install --user" in rest for kind, rest in steps[user:] if kind == "RUN")
     torch_of_the_container = re.findall(r'"(torch[^"]*)"', text)
