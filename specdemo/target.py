@@ -6,30 +6,31 @@ position do not depend on how many tokens were drafted around it. Prompts are re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specdemo.compiled import Compiled
+from specdemo.models import home
+from specdemo.session import HFSession
 from specdemo.slots import (
     ATTENTION,
-    Block,
     Mask,
     ShapeProbe,
     SlotCache,
-    block,
-    is_chain,
+    difference,
     layer_kinds,
     masks,
     sliding_window,
+    tolerance,
 )
 from specdemo.tokens import HFTokenizer
 from specdemo.types import Proposal, SpecdemoError
 
 ROWS = (6, 9, 17, 33, 65, 129)
-PREFILL_ROWS = 512
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -72,7 +73,9 @@ class HFTarget:
 
     exact_trees = True
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str = "") -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, name: str = "", compile: bool = False, compile_folder: Path | None = None
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = HFTokenizer(tokenizer)
         self.name = name or model.config.name_or_path or type(model).__name__
@@ -80,17 +83,27 @@ class HFTarget:
         self.kinds, self.sliding = layer_kinds(model.config), sliding_window(model.config)
         self.eos = _eos(model, tokenizer)
         self.window = _window(model.config)
+        self.compiled: Compiled | None = None
         self.shapes, self.vocab_size = _probe(self)
+        if compile:
+            self.compiled = Compiled(self, compile_folder or home() / "compiled")
 
     @classmethod
     def load(
-        cls, path_or_id: str, *, dtype: str = "auto", device: str = "auto", revision: str | None = None
+        cls,
+        path_or_id: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        compile: bool = False,
+        revision: str | None = None,
     ) -> HFTarget:
         """Load a folder or a Hub repository.
 
         Args:
             path_or_id: what ``from_pretrained`` takes. ``revision``: branch, tag or commit of a Hub repository.
             dtype: "auto" or a key of ``DTYPES``. ``device``: "auto", "cpu", "cuda", "cuda:1" ...
+            compile: score through compiled code, see compiled.py; made or loaded when the first session starts.
         """
         device = auto_device() if device == "auto" else device
         dtype = auto_dtype(device) if dtype == "auto" else dtype
@@ -99,7 +112,7 @@ class HFTarget:
         try:
             model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=DTYPES[dtype], revision=revision)
             tokenizer = AutoTokenizer.from_pretrained(path_or_id, revision=revision)
-            return cls(model.to(device), tokenizer, name=str(path_or_id))
+            return cls(model.to(device), tokenizer, name=str(path_or_id), compile=compile)
         except (OSError, ValueError, RuntimeError) as error:
             raise SpecdemoError(
                 f"The target {path_or_id} could not be loaded: {error}\nGive a folder or a Hub repository with a "
@@ -109,6 +122,22 @@ class HFTarget:
     def session(self, capacity: int, rows: int) -> HFSession:
         """Start a run of at most ``capacity`` tokens, scored through ``rows`` rows."""
         return HFSession(self, slot_count(capacity + rows), rows)
+
+    @property
+    def compile_note(self) -> str:
+        """Why scoring runs eagerly although compilation was asked for; empty if it does not."""
+        return self.compiled.note if self.compiled else ""
+
+    def warm_up(self, rows: int, capacity: int, trees: bool = False) -> float:
+        """Run one block (of a tree) through the shapes of such a session, so that the first round of a run is not slow.
+
+        Returns:
+            milliseconds spent waiting for compiled code.
+        """
+        session = self.session(capacity, rows)
+        session.prefill([0])
+        session.score(Proposal((0, 0), (-1, -1)) if trees else Proposal(()))
+        return session.compile_ms
 
     def new_slots(self, size: int) -> tuple[list[Tensor], list[Tensor]]:
         """Empty keys and values [1, heads, size, head size] of every layer."""
@@ -160,75 +189,6 @@ class HFTarget:
         return masks(allowed, near, self.kinds, self.sliding is not None, self.dtype)
 
 
-class HFSession:
-    """One run's keys and values, as :class:`specdemo.types.TargetSession`.
-
-    Slot i holds the token at position i for all committed tokens but the last one, which is row 0 of every block.
-    """
-
-    compile_ms = 0.0
-
-    def __init__(self, target: HFTarget, size: int, rows: int) -> None:
-        self.target, self.size, self.rows = target, size, rows
-        self.keys, self.values = target.new_slots(size)
-        self.columns = torch.arange(size, device=target.device)
-        self.base, self.last = -1, -1
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Read the prompt (all of it; at least one token): all but its last token, which the first block scores."""
-        if not tokens or len(tokens) + self.rows > self.size:
-            raise SpecdemoError(
-                f"The prompt has {len(tokens)} tokens; this session holds 1 to {self.size - self.rows}."
-            )
-        for start in range(0, len(tokens) - 1, PREFILL_ROWS):
-            slots = self.columns[start : min(start + PREFILL_ROWS, len(tokens) - 1)]
-            behind = slots[:, None] - self.columns
-            mask = self.target.masks(behind >= 0, behind)
-            chunk = torch.tensor([tokens[start : start + len(slots)]], device=self.target.device)
-            self.target.read(self.keys, self.values, chunk, slots[None], slots, mask)
-        self.base, self.last = len(tokens) - 1, tokens[-1]
-
-    def score(self, proposal: Proposal) -> Tensor:
-        """One forward over [last committed token, *draft, padding]: float [n + 1, V] logits, see TargetSession."""
-        n, end = len(proposal.tokens), self.base + self.rows
-        if self.base < 0 or n >= self.rows or end > self.size:
-            raise SpecdemoError(
-                f"A draft of {n} tokens at position {self.base} does not fit a session of {self.rows} rows and "
-                f"{self.size} slots (or its prompt was not read yet). Start the session with larger capacity or rows."
-            )
-        parents = tuple(proposal.parent(i) for i in range(n))
-        rows = block(parents, self.rows, self.target.device)
-        tokens = torch.tensor([[self.last, *proposal.tokens] + [0] * (self.rows - n - 1)], device=self.target.device)
-        mask, layout = self._view(rows, is_chain(parents))
-        positions = (self.base + rows.depth).clamp(max=self.target.window - 1)[None]
-        slots = self.columns[self.base : end]
-        logits = self.target.forward(self.keys, self.values, tokens, positions, slots, mask, layout)[0, : n + 1]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-    def _view(self, rows: Block, chain: bool) -> tuple[Mask, Tensor | None]:
-        """Mask and layout of a block: what its rows see, and where."""
-        here, position = slice(self.base, self.base + self.rows), (self.base + rows.depth)[:, None]
-        if chain or self.target.exact_trees:
-            layout = None if chain else self.columns.repeat(self.rows, 1)
-            if layout is not None:
-                layout[:, here] = self.base + rows.ancestor
-            return self.target.masks(self.columns <= position, position - self.columns), layout
-        place, allowed = self.columns.clone(), (self.columns < self.base).repeat(self.rows, 1)
-        place[here], allowed[:, here] = position[:, 0], rows.sees
-        return self.target.masks(allowed, position - place), None
-
-    def commit(self, path: Sequence[int], token: int) -> None:
-        """Keep the accepted nodes of the last proposal and append the target's own token.
-
-        A chain's nodes already lie where they belong; a tree's are moved there.
-        """
-        if list(path) != list(range(len(path))):
-            source = torch.tensor(path, device=self.target.device) + self.base + 1
-            for layer in (*self.keys, *self.values):
-                layer[:, :, self.base + 1 : self.base + 1 + len(path)] = layer[:, :, source]
-        self.base, self.last = self.base + len(path) + 1, token
-
-
 def _eos(model: Any, tokenizer: Any) -> frozenset[int]:
     """End tokens by transformers' own order of precedence (an int, a list or nothing at each place)."""
     for owner in (model.generation_config, model.config.get_text_config(), tokenizer):
@@ -248,12 +208,6 @@ def _window(config: Any) -> int:
 
 def _longrope(rope: dict[str, Any]) -> bool:
     return rope.get("rope_type") == "longrope"
-
-
-def _difference(expected: Tensor, got: Tensor) -> float:
-    """Median over rows of the relative distance of logits, each row centred (a common shift means nothing)."""
-    expected, got = (logits - logits.mean(-1, keepdim=True) for logits in (expected, got))
-    return float(((got - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-9)).median())
 
 
 @torch.no_grad()
@@ -281,11 +235,11 @@ def _probe(target: HFTarget) -> tuple[list[tuple[tuple[int, ...], tuple[int, ...
         if not probe.shapes:
             raise NotImplementedError("it keeps no keys and values in the cache it is given")
         target.shapes = probe.shapes
-        session = HFSession(target, 16, 6)
+        session = HFSession(target, 16, 6, compiled=False)
         session.prefill(tokens[0, :3].tolist())
         got = session.score(Proposal(tuple(tokens[0, 3:].tolist()))).double()
-        error = _difference(expected[2:], got)
-        if not error < (0.25 if target.dtype in (torch.bfloat16, torch.float16) else 1e-3):
+        error = difference(expected[2:], got)
+        if not error < tolerance(target.dtype):
             raise NotImplementedError(f"its logits through slots differ from its own (relative error {error:.2g})")
     except (NotImplementedError, TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as error:
         raise SpecdemoError(
