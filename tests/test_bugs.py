@@ -194,9 +194,10 @@ def test_10b_self_draft_with_plain_rounds_in_between() -> None:
 def test_11_positions_and_masks(prompt: str) -> None:
     """transformers #30042: wrong positions show with a prompt of one token. Every drafter equals ``generate``."""
     target = tiny.target()
-    wanted = tiny.plain(target.model, target.tokenizer.encode(Request(prompt=prompt)), 40)
+    wanted = tiny.plain(target.model, target.tokenizer.encode(Request(prompt=prompt)), 40, eos_token_id=None)
     for k in (0, 1, 5):
-        got = greedy(target, k, self_draft(target), lookup(target), arm("s", suffix.load(target)), prompt=prompt)
+        arms = (self_draft(target), lookup(target), arm("s", suffix.load(target)))
+        got = greedy(target, k, *arms, prompt=prompt, ignore_eos=True)
         assert tokens_of(got) == wanted
 
 
@@ -205,8 +206,9 @@ def test_12_sliding_windows_survive_rejections(selector: str) -> None:
     """transformers #48280: rolling back a sliding window that has dropped its oldest entries corrupts it."""
     target = tiny.target(tiny.mistral(window=8))
     other = causal_lm.for_model(target, tiny.target(tiny.llama(seed=7)))
-    got = greedy(target, 4, arm("o", other), lookup(target), n=24, prompt="w5 w9 w5 w7 w3 w8", selector=selector)
-    assert tokens_of(got) == tiny.plain(target.model, [5, 9, 5, 7, 3, 8], 24)
+    prompt, options = "w5 w9 w5 w7 w3 w8", {"selector": selector, "ignore_eos": True}
+    got = greedy(target, 4, arm("o", other), lookup(target), n=24, prompt=prompt, **options)
+    assert tokens_of(got) == tiny.plain(target.model, [5, 9, 5, 7, 3, 8], 24, eos_token_id=None)
     assert any(r.accepted < r.drafted for r in got)
 
 

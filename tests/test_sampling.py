@@ -61,6 +61,11 @@ def test_greedy_is_the_limit_of_low_temperature() -> None:
     assert torch.allclose(Warp(Sampling(1e-6), 0)(x, []), Warp(Sampling(0.0), 0)(x, []), atol=1e-12)
 
 
+def test_no_temperature_is_too_low() -> None:
+    x = logits(4).float()
+    assert torch.equal(Warp(Sampling(1e-40), 0)(x, []), Warp(Sampling(0.0), 0)(x, []))
+
+
 def test_half_precision_is_widened_and_overflow_is_said() -> None:
     assert Warp(Sampling(1.0), 0)(logits().bfloat16(), []).dtype == torch.float32
     for bad in (float("nan"), float("inf")):
