@@ -44,7 +44,7 @@ def launch(backend: Backend, host: str | None = None, port: int | None = None, *
         server_name=host,
         server_port=port,
         theme=theme(),
-        css_paths=[STATIC / "style.css"],
+        head=f"<style>{(STATIC / 'style.css').read_text('utf-8')}</style>",  # css_paths would rewrite the selectors
         js=(STATIC / "page.js").read_text("utf-8"),
         run_history=False,  # it would keep every answer a second time, in the visitor's browser
         ssr_mode=False,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdemo.ui.backend import Baseline
+from specdemo.ui.palette import PALETTE
 from specdemo.ui.stream import clean
 from tests.browser.conftest import sql
 from tests.browser.scripted import pieces, script
@@ -307,6 +308,47 @@ def test_card_of_a_token_by_mouse_and_by_keyboard(visit: Any, backend: Any) -> N
     assert v.page.locator(".sd-card").is_visible()
     v.page.keyboard.press("Escape")
     assert not v.page.locator(".sd-card").is_visible()
+
+
+def test_a_press_on_the_legend_singles_a_drafter_out(visit: Any, backend: Any) -> None:
+    backend.rate = 1000
+    v = visit()
+    v.ask(seed=12, tokens=80)
+    v.done()
+    v.page.locator(".sd-source").nth(1).click()
+    opacity = "[...document.querySelectorAll('.sd-answer .tk')].map(e => [e.classList[1], getComputedStyle(e).opacity])"
+    assert {(c == "d2", o) for c, o in v.page.evaluate(opacity)} == {(True, "1"), (False, "0.3")}
+    v.page.locator(".sd-source").nth(1).click()
+    assert {o for _, o in v.page.evaluate(opacity)} == {"1"}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_tokens_have_the_colour_of_their_theme_and_an_underline_of_their_own(
+    visit: Any, backend: Any, theme: str
+) -> None:
+    backend.rate = 1000
+    v = visit(f"?__theme={theme}")
+    v.ask(seed=12, tokens=80)
+    v.done()
+    js = """[...document.querySelectorAll('.sd-answer .tk')].map(e => [e, getComputedStyle(e)])
+      .map(([e, s]) => [e.classList[1], s.textDecorationColor, s.textDecorationStyle, s.backgroundColor])"""
+    looks = {c: tuple(rest) for c, *rest in v.page.evaluate(js)}
+    for i in range(1, 6):
+        shade = PALETTE[i - 1][theme == "dark"]
+        assert looks[f"d{i}"][0] == "rgb({}, {}, {})".format(*bytes.fromhex(shade[1:]))
+    assert len({style for _, style, _ in (looks[f"d{i}"] for i in range(1, 6))}) == 5
+    assert looks["d0"][2] == "rgba(0, 0, 0, 0)"
+
+
+def test_stop_stands_out_only_while_there_is_something_to_stop(visit: Any, backend: Any) -> None:
+    backend.rate = 50
+    v = visit()
+    opacity = "getComputedStyle(document.querySelector('#stop')).opacity"  # which has a transition
+    v.page.wait_for_function(f"{opacity} === '0.5'")
+    v.ask(tokens=600)
+    v.page.wait_for_function(f"{opacity} === '1'")
+    v.page.keyboard.press("Escape")
+    v.page.wait_for_function(f"{opacity} === '0.5'")
 
 
 def test_examples_fill_the_prompt(visit: Any, backend: Any) -> None:
