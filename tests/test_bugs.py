@@ -375,8 +375,8 @@ def test_24_concurrent_sessions_share_nothing() -> None:
 
 
 def test_25_being_slower_than_plain_decoding_is_noticed() -> None:
-    """transformers #36337: slower than the baseline, and nobody says so. Where drafting loses the factor is below 1 (that
-    the page says it in words is tested in browser/)."""
+    """transformers #36337: slower than the baseline, and nobody says so. The factor is below 1 where drafting loses;
+    that the page says so in words is tested in browser/."""
     law = table(32, 1)
 
     def slow(context: list[int]) -> list[float]:

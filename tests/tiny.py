@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from specdemo.target import HFTarget
 
-
 # Trained models' 0.02 would make these ones deaf: without training, the last token alone decides the next one then,
 # and a cache that is off by one goes unnoticed.
 SPREAD = 0.4
