@@ -11,6 +11,7 @@ import torch
 from specdemo.engine import generate
 from specdemo.metrics import token_ids, tokens_per_second
 from specdemo.sampling import Warp
+from specdemo.target import fixed_rows
 from specdemo.types import Pool, Proposal, Request, Round
 
 NOT_GREEDY = "At temperature above 0 losslessness is a property of the law tokens are drawn from, not of one answer."
@@ -86,7 +87,7 @@ def margin(request: Request, pool: Pool, rounds: Sequence[Round], index: int) ->
     """Best logit minus second best at ``index`` of an answer, by the very forwards that the answer was computed by."""
     prompt = pool.target.tokenizer.encode(request)
     capacity = len(prompt) + min(pool.target.window - len(prompt), request.max_new_tokens)
-    session = pool.target.session(capacity, request.k + 1)
+    session = pool.target.session(capacity, fixed_rows(request.k + 1))
     session.prefill(prompt)
     context = list(prompt)
     for round in rounds:
