@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -53,8 +54,18 @@ def _run(args: argparse.Namespace) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character is no reason to stop
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    _show_log()
     command: Any = getattr(commands, "list_entries" if args.command == "list" else args.command)
     return int(command(args))
+
+
+def _show_log() -> None:
+    """What takes long, such as compilation, says so on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("specdemo: %(message)s"))
+    log = logging.getLogger("specdemo")
+    log.handlers = [handler]  # in the place of an earlier call's
+    log.setLevel(logging.INFO)
 
 
 def _complain(error: Exception, code: int, debug: bool) -> int:

@@ -123,6 +123,7 @@ class _Answer:
             "prompt_tokens": start.prompt_tokens if start else None,
             "rows": start.rows if start else None,
             **({"check": self.check} if checked else {}),
+            "compile_note": getattr(self.pool.target, "compile_note", ""),  # why it ran without, though asked for
             **{key: self.pool.info.get(key) for key in ("dtype", "device", "threads", "compile", "target", "hash")},
         }
 

@@ -115,8 +115,7 @@ def load_pool(
     for arm in file.arms:
         _check_family(file.path, arm)
     path = _target_path(file, progress)
-    extra: Any = {"compile": True} if compile else {}
-    target = HFTarget.load(str(path), dtype=dtype, device=device, revision=file.target.revision, **extra)
+    target = HFTarget.load(str(path), dtype=dtype, device=device, compile=compile, revision=file.target.revision)
     arms = tuple(_load_arm(file.path, entry, target) for entry in file.arms)
     return Pool(file.name, target, arms, _info(file, path, target, compile))
 
