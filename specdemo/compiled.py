@@ -95,7 +95,7 @@ class Compiled:
         part = path.with_name(f"part-{path.name}")
         with torch.no_grad(), _scratch(path.parent):
             exported = torch.export.export(_Scorer(self.target), inputs, dynamic_shapes=sizes, strict=False)
-            torch._inductor.aoti_compile_and_package(exported, package_path=str(part), inductor_configs=OPTIONS)
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(part), inductor_configs=dict(OPTIONS))
         part.replace(path)
         log.info("Compiled in %.0f s", time.perf_counter() - begin)
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedConfig
 from transformers.cache_utils import Cache
 
+QUERIES = 8  # rows of a product with fewer rows come from another kernel, whose sums are rounded differently
 ATTENTION = "specdemo_slots"
 """Name under which :func:`slot_attention` is registered with transformers."""
 
@@ -86,7 +87,8 @@ def slot_attention(
     """Attention of [1, heads, rows, size] queries over all slots under an additive mask [1, 1, rows, slots].
 
     Keys come once for all rows, or once per row (see ``SlotCache.layout``): then rows become a batch.
-    Query heads that share a key head become rows of it (grouped-query attention without copying keys).
+    Query heads that share a key head become rows of it (grouped-query attention without copying keys), padded to a
+    multiple of ``QUERIES``, so that a row gives the same bits at every place of a block and alone.
     ``softcap`` as in Gemma 2, ``s_aux`` (a sink per head) as in GPT-OSS.
     """
     laid_out = key.shape[0] > 1
@@ -94,19 +96,20 @@ def slot_attention(
         query, attention_mask = query.transpose(0, 2), attention_mask.transpose(0, 2)
     batch, heads, rows, size = query.shape
     group = heads // key.shape[1]
-    query = query.reshape(batch, key.shape[1], group * rows, size)
-    mask = attention_mask.repeat(1, 1, group, 1) if group > 1 else attention_mask
+    padding = (0, 0, 0, -(group * rows) % QUERIES)
+    query = F.pad(query.reshape(batch, key.shape[1], group * rows, size), padding)
+    mask = F.pad(attention_mask.repeat(1, 1, group, 1), padding)
     if softcap is None and s_aux is None:
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     else:
         scores = query @ key.transpose(2, 3) * (size**-0.5 if scaling is None else scaling)
         scores = (scores if softcap is None else torch.tanh(scores / softcap) * softcap) + mask
         if s_aux is not None:
-            sink = s_aux.reshape(1, key.shape[1], group, 1).repeat_interleave(rows, dim=2)
+            sink = F.pad(s_aux.reshape(1, key.shape[1], group, 1).repeat_interleave(rows, dim=2), padding)
             scores = torch.cat([scores, sink.expand(batch, -1, -1, -1).to(scores.dtype)], dim=-1)
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
         out = weights[..., : key.shape[2]] @ value
-    out = out.reshape(batch, heads, rows, -1)
+    out = out[:, :, : group * rows].reshape(batch, heads, rows, -1)
     return (out.transpose(0, 2) if laid_out else out).transpose(1, 2).contiguous(), None
 
 
