@@ -45,6 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     store = Store(tmp_path_factory.mktemp("store") / "runs.db")
     backend, port = Scripted(store=store), free_port()
+    backend.may_load.set()
     blocks = launch(backend, "127.0.0.1", port, prevent_thread_lock=True, quiet=True)
     yield backend, f"http://127.0.0.1:{port}/"
     blocks.close(verbose=False)
@@ -57,7 +58,7 @@ def backend(server: Any) -> Iterator[Any]:
     engine = server[0]
     before = {
         name: getattr(engine, name)
-        for name in ("rate", "late", "load_s", "fail_at", "store_problem", "hostile", "text", "plain", "checked")
+        for name in ("rate", "late", "fail_at", "store_problem", "hostile", "text", "plain", "checked")
     }
     yield engine
     for name, value in before.items():

@@ -90,7 +90,7 @@ class Scripted:
     """Backend for tests.
 
     Attributes:
-        rate: tokens per second. ``load_s``: seconds that loading takes. ``fail_at``: tokens after which a run fails.
+        rate: tokens per second. ``may_load``: loading ends once it is set. ``fail_at``: tokens after which a run fails.
         store_problem: what to claim about the store. ``checked``: result of every check.
         emitted: per run, wall time at which each piece of text left the engine, in seconds. ``ended``: the last's.
         late: rounds that ended after a stop was asked for.
@@ -99,7 +99,7 @@ class Scripted:
 
     store: Store | None = None
     rate: float = 100.0
-    load_s: float = 0.0
+    may_load: threading.Event = field(default_factory=threading.Event)
     fail_at: int = 0
     store_problem: str | None = None
     hostile: float = 0.1
@@ -111,7 +111,6 @@ class Scripted:
     asked: list[Ask] = field(default_factory=list)
     checked: dict[str, Any] | None = None
     plain: Baseline | None = None
-    _loading: float = 0.0
 
     def pools(self) -> list[Option]:
         return [Option("scripted", "no model at all: scripted tokens"), Option("other", "another pool")]
@@ -136,16 +135,13 @@ class Scripted:
 
     def load(self, pool: str) -> None:
         if not self.loaded:
-            start = time.monotonic()
-            while time.monotonic() - start < self.load_s:
-                self._loading = (time.monotonic() - start) / self.load_s
-                time.sleep(0.05)
+            self.may_load.wait(60)
         self.loaded = True
 
     def readiness(self, pool: str) -> Readiness:
         if self.loaded:
             return Readiness("ready")
-        return Readiness("loading", "Loading the model", self._loading)
+        return Readiness("loading", "Loading the model", 0.4)
 
     def problem(self) -> str | None:
         return self.store_problem or Runs(self.store).problem()

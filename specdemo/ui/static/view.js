@@ -237,6 +237,10 @@ function draw() {
   const v = props.value;
   if (!v || !v.turns || gone.has(v.chat)) return;
   if (v.chat !== chat) { gone.add(chat); chat = v.chat; }
+  render(v);
+}
+
+function render(v) {
   drawExamples(v);
   drawLegend(v);
   drawFacts(v);
@@ -245,6 +249,13 @@ function draw() {
   root.dataset.state = document.body.dataset.specdemo = v.state;
   root.dataset.run = v.run || '';
 }
+
+// "New chat" is done here at once: an update of the old one may be on its way, and of two updates only the last is seen.
+document.addEventListener('click', e => {
+  if (!root.isConnected || !e.target.closest('#new')) return;
+  gone.add(chat);
+  render({...props.value, state: 'idle', status: '', progress: null, notices: [], before: [], turns: [], legend: [], facts: [], run: null});
+});
 
 watch('value', draw);
 draw();                                                    // the value may be there before the mount
