@@ -1,0 +1,44 @@
+"""bench.py: the numbers are what their names say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specdemo import bench
+from tests import tiny
+
+
+def test_a_bench_is_json_and_a_table() -> None:
+    target = tiny.target()
+    result = bench.run_bench(target, ns=(1, 2, 6), repeats=3, tokens=8)
+    assert json.loads(json.dumps(result))["plain"]["prompts"] == len(bench.PROMPTS)
+    assert [r["n"] for r in result["verify_curve"]] == [1, 2, 6]
+    assert result["verify_curve"][0]["v"] == 1
+    assert result["plain"]["identical"] == len(bench.PROMPTS)  # float64: both write the same
+    assert result["plain"]["interval"][0] <= result["plain"]["ratio"] <= result["plain"]["interval"][1]
+    text = bench.table(result)
+    assert "paired ratio" in text
+    assert "eager" in text
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    target = tiny.target()
+    before = target.model.config._attn_implementation, target.model.generation_config.eos_token_id
+    bench.plain_speed(target, prompts=("w5",), tokens=4)
+    assert (target.model.config._attn_implementation, target.model.generation_config.eos_token_id) == before
+
+
+def test_medians_and_ratios_are_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 2.0, 10.0, 30.0, 1.0, 2.0])
+    monkeypatch.setattr(bench, "_time", lambda action: next(times))
+    one, two = bench.verify_curve(tiny.target(), ns=(1, 2), repeats=3, context=8)
+    assert (one["median_ms"], one["min_ms"]) == (1, 1)
+    assert (two["median_ms"], two["min_ms"], two["v"]) == (2, 2, 2)
+
+
+def test_bootstrap_of_a_constant_is_that_constant() -> None:
+    assert bench.bootstrap([2.0, 2.0, 2.0]) == (2.0, 2.0)
+    low, high = bench.bootstrap([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert 1 <= low < 3 < high <= 5
