@@ -100,8 +100,8 @@ def test_an_answer_that_goes_on_is_a_difference(pool: Pool) -> None:
     asked = ask()
     rounds = list(generate(asked, pool))
     last = rounds[-1]
-    draft = last.draft or (9,)
-    longer = [*rounds[:-1], replace(last, draft=draft, tokens=(*last.tokens, 9), path=tuple(range(len(last.tokens))))]
+    path = tuple(range(len(last.tokens)))
+    longer = [*rounds[:-1], replace(last, draft=last.tokens, tokens=(*last.tokens, 9), path=path)]
     difference = check(asked, pool, longer)["first_difference"]
     assert difference["index"] == 20
     assert difference["token"] == 9
