@@ -162,6 +162,9 @@ def _list(p: argparse.ArgumentParser) -> None:
 
 def _bench(p: argparse.ArgumentParser) -> None:
     _add_pool(p)
+    p.add_argument("--rows", type=int, default=16, metavar="N", help="measure forwards of 1 to N rows (default 16)")
+    p.add_argument("--repeats", type=int, default=20, metavar="N", help="times that each is measured (default 20)")
+    p.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens that plain decoding writes (default 64)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
 
 

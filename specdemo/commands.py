@@ -16,6 +16,7 @@ from specdemo.types import Pool, Request, Round, SpecdemoError
 
 if TYPE_CHECKING:
     from specdemo.store import Store
+    from specdemo.target import HFTarget
 
 Json = dict[str, Any]
 
@@ -218,8 +219,16 @@ def _pools() -> Any:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Print the measurements of bench.py."""
-    raise NotImplementedError
+    """Measure the pool's target: a forward of n rows, and plain decoding against ``transformers.generate``."""
+    from specdemo.bench import run_bench, table
+
+    if min(args.rows, args.repeats, args.tokens) < 1:
+        raise UsageError("--rows, --repeats and --tokens must be at least 1.")
+    pool = load_pool(args.pool, args.dtype, args.device, args.compile)
+    _note("measuring; other work on this machine spoils the numbers ...")
+    measured = run_bench(cast("HFTarget", pool.target), range(1, args.rows + 1), args.repeats, args.tokens)
+    print(json.dumps({**measured, "pool": dict(pool.info)}) if args.json else table(measured))
+    return OK
 
 
 def _note(text: str) -> None:

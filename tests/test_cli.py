@@ -330,6 +330,20 @@ def test_doctor_finds_what_is_broken(
     assert "PROBLEM    " in out
 
 
+def test_bench(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    argv = ["bench", "--dtype", "float32", "--device", "cpu", "--rows", "3", "--repeats", "2", "--tokens", "4"]
+    code, out, err = run(capsys, *argv, "--json")
+    assert code == 0, err
+    measured = json.loads(out)
+    assert [row["n"] for row in measured["verify_curve"]] == [1, 2, 3]
+    assert measured["plain"]["tokens_per_second"] > 0
+    assert measured["pool"]["target_path"] == str(tiny_model)
+    code, out, _ = run(capsys, *argv)
+    assert code == 0
+    assert "paired ratio" in out
+    assert run(capsys, "bench", "--rows", "0")[0] == 2
+
+
 @pytest.mark.model
 def test_doctor_gives_a_folder_that_transformers_loads(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
