@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from specdemo.target import fixed_rows
 from specdemo.types import Proposal
 from tests.lossless import cases
 
@@ -29,17 +30,16 @@ def main() -> None:
     )
     lengths = args.k or range(9 if args.dtype == "float32" else 6)
     with args.out.open("a") as out:
-        for number, prompt in enumerate(cases.prompts()):
-            for k in lengths:
+        for k in lengths:  # every prompt at one draft length, then the next: a run cut short has seen all prompts
+            for number, prompt in enumerate(cases.prompts()):
                 for drafter in cases.DRAFTER_OPTIONS if k else ("none",):
                     case = (args.dtype, args.tokens, number, k, drafter)
                     if case not in done:
-                        print(
-                            json.dumps({"case": case, **check(args.dtype, args.tokens, prompt, k, drafter)}), file=out
-                        )
-                        out.flush()
+                        result = check(args.dtype, args.tokens, prompt, k, drafter)
+                        print(json.dumps({"case": case, **result}), file=out, flush=True)
+        for number, prompt in enumerate(cases.prompts() if args.dtype == "bfloat16" else ()):
             case = (args.dtype, args.tokens, number, "one row", "none")
-            if args.dtype == "bfloat16" and case not in done:
+            if case not in done:
                 print(json.dumps({"case": case, **one_row(args.tokens, prompt)}), file=out, flush=True)
     report(args.out)
 
@@ -47,19 +47,20 @@ def main() -> None:
 def check(dtype: str, n: int, prompt: str, k: int, drafter: str) -> dict[str, object]:
     if dtype == "float32":
         wanted = cases.transformers_tokens(dtype, prompt, n)
-    else:  # draft lengths up to 5 share one shape
-        wanted = cases.plain_tokens(dtype, prompt, n, max(k, 5))
+    else:  # draft lengths up to 8 share one shape
+        wanted = cases.plain_tokens(dtype, prompt, n, max(k, 8))
     asked = cases.request(prompt, k, n) if drafter == "none" else cases.request(prompt, k, n, "fixed", arm=drafter)
     got = tuple(cases.run(dtype, cases.with_memory(asked, wanted)))
     return {"identical": got == wanted, "tokens": len(got)}
 
 
 def one_row(n: int, prompt: str) -> dict[str, object]:
-    """First difference between decoding through six rows and through one, and the top-2 margins of both there."""
-    target, padded = cases.target("bfloat16"), cases.plain_tokens("bfloat16", prompt, n, 5)
+    """First difference between decoding through padded rows and through one, and the top-2 margins of both there."""
+    target, padded = cases.target("bfloat16"), cases.plain_tokens("bfloat16", prompt, n, 8)
+    padded_rows = fixed_rows(1)
     margins = {}
     ids = target.tokenizer.encode(cases.request(prompt, 0, n))
-    sessions = {rows: target.session(len(ids) + n, rows) for rows in (1, 6)}
+    sessions = {rows: target.session(len(ids) + n, rows) for rows in (1, padded_rows)}
     for session in sessions.values():
         session.prefill(ids)
     for i, token in enumerate(padded):

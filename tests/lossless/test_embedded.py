@@ -10,6 +10,7 @@ import torch
 from scipy.stats import chi2_contingency
 
 from specdemo import engine
+from specdemo.target import fixed_rows
 from specdemo.types import Arm, Pool, Proposal, Request, Sampling, Verdict
 from tests.fakes import TableDrafter
 from tests.lossless import cases
@@ -76,7 +77,7 @@ def samples(target: Remembering, selector: str, n: int, first_seed: int) -> Coun
     """``n`` continuations of three tokens; the drafter's law is the target's, bent by the last token."""
 
     def bent(context: list[int]) -> list[float]:
-        row = target.logits(list(context), (), 6)[0].double()
+        row = target.logits(list(context), (), fixed_rows(3))[0].double()
         top = row.topk(12).indices
         row[top] += 1.5 * torch.sin(top.double() * (1 + context[-1] % 7))
         return row.tolist()
