@@ -95,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
         ("doctor", "say what is installed, where things are, and what is wrong", _doctor),
         ("list", "print the selectors, drafters or pools there are", _list),
         ("bench", "measure what a target forward costs and how fast plain decoding is", _bench),
+        ("compile", "compile scoring for this machine, once, at low priority", _add_pool),
     ):
         fill(commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:], parents=[shared]))
     return top
@@ -103,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
 def _serve(p: argparse.ArgumentParser) -> None:
     p.add_argument("--host", help="address to listen on (default: $GRADIO_SERVER_NAME, else this machine only)")
     p.add_argument("--port", type=int, help="port (default: $GRADIO_SERVER_PORT, else 7860)")
+    p.add_argument("--compile", action="store_true", help="compile scoring behind the page; faster once that is done")
     _add_db(p)
 
 
@@ -141,7 +143,12 @@ def _add_pool(p: argparse.ArgumentParser) -> None:
     p.add_argument("--pool", default="embedded", help="see `specdemo list pools`, or the path of a pool file")
     p.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
-    p.add_argument("--compile", action="store_true", help="score through compiled code (slower start, faster rounds)")
+    p.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="score through compiled code (slower start, faster rounds)",
+    )
 
 
 def _add_db(p: argparse.ArgumentParser) -> None:
@@ -162,6 +169,7 @@ def _list(p: argparse.ArgumentParser) -> None:
 
 def _bench(p: argparse.ArgumentParser) -> None:
     _add_pool(p)
+    p.set_defaults(compile=True)
     p.add_argument("--rows", type=int, default=16, metavar="N", help="measure forwards of 1 to N rows (default 16)")
     p.add_argument("--repeats", type=int, default=20, metavar="N", help="times that each is measured (default 20)")
     p.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens that plain decoding writes (default 64)")

@@ -57,7 +57,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"specdemo {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "doctor", "list", "bench"])
+@pytest.mark.parametrize("command", ["serve", "generate", "doctor", "list", "bench", "compile"])
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run(capsys, command, "--help")
     assert code == 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specdemo.cli import parser as cli_parser
 from specdemo.metrics import text, token_ids
 from specdemo.store import Store
 from specdemo.types import Message, Request, Round, Sampling, SpecdemoError
+from specdemo.ui import live as ui_live
 from specdemo.ui.backend import Ask, Baseline, Begun, Checking, Outcome
 from specdemo.ui.live import EARLIER, SAME, Live
 
@@ -24,6 +28,35 @@ def live(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     backend.load("embedded")
     yield backend
     store.close()
+
+
+def test_compiled_code_takes_over_when_it_is_there(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Eager at once; the compiling process has its own command; a failing compiler changes nothing."""
+    monkeypatch.setenv("SPECDEMO_MODEL", str(tiny_model))
+    commands, code, load = [], [1], ui_live.load_pool
+
+    def compiling(command: list[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, code[0])
+
+    def loading(file: str, compile: bool = False, **how: Any) -> Any:
+        pool = load(file, **how)
+        return replace(pool, info={**pool.info, "compile": compile})
+
+    monkeypatch.setattr(ui_live.subprocess, "run", compiling)
+    monkeypatch.setattr(ui_live, "load_pool", loading)
+    for code[0], wanted in ((1, False), (0, True)):
+        live = Live(None, compile=True, dtype="float32")
+        live.load("embedded")
+        for thread in threading.enumerate():
+            if thread.name == "compile-embedded":
+                thread.join()
+        assert live._pools["embedded"].info["compile"] is wanted
+    assert commands[0][1:4] == ["-m", "specdemo.cli", "compile"]
+    assert "--dtype=float32" in commands[0]
+    assert cli_parser().parse_args(commands[0][3:]).dtype == "float32"
 
 
 def ask(check: bool = False, **changes: Any) -> Ask:
@@ -67,7 +100,7 @@ def test_check_compares_measures_and_is_stored(live: Live) -> None:
     assert stored.outcome == end
     later = run(live, ask(k=3))  # as many rows: the same baseline
     assert later[0].baseline == Baseline(end.baseline.speed, EARLIER)
-    assert run(live, ask(k=8))[0].baseline is None  # other rows, not measured yet
+    assert run(live, ask(k=9))[0].baseline is None  # other rows, not measured yet
 
 
 def test_a_sampled_answer_is_not_compared_but_plain_decoding_is_measured(live: Live) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
@@ -44,10 +46,14 @@ class Live:
     Args:
         store: where runs go; None stores nothing.
         pools: names or paths of pool files, the default first; None is all that come with the package.
-        how: ``dtype``, ``device``, ``compile`` of :func:`specdemo.pools.load_pool`.
+        compile: answer at once through eager code, compile meanwhile, then use that (see :meth:`_compile`).
+        how: ``dtype``, ``device`` of :func:`specdemo.pools.load_pool`.
     """
 
-    def __init__(self, store: Store | None, pools: Sequence[str] | None = None, **how: Any) -> None:
+    def __init__(
+        self, store: Store | None, pools: Sequence[str] | None = None, compile: bool = False, **how: Any
+    ) -> None:
+        self._behind = compile
         self._runs = Runs(store)
         self._files = {file.name: file for file in map(read_pool, pools or pool_names())}
         self._how = how
@@ -100,6 +106,20 @@ class Live:
             self._readiness[pool] = Readiness("failed", str(error))
             raise
         self._pools[pool], self._readiness[pool] = loaded, Readiness("ready")
+        if self._behind:
+            threading.Thread(target=self._compile, args=(pool,), name=f"compile-{pool}", daemon=True).start()
+
+    def _compile(self, pool: str) -> None:
+        """Compile behind the page: in a process of its own at low priority, because a compiler in this one would hold
+        the page up; then load what it made. Runs that have begun go on as they began."""
+        file = str(self._files[pool].path)
+        options = [f"--{name}={value}" for name, value in self._how.items()]
+        if subprocess.run([sys.executable, "-m", "specdemo.cli", "compile", f"--pool={file}", *options]).returncode:
+            return  # it has said why on standard error; eager code serves
+        loaded = load_pool(file, compile=True, **self._how)
+        _warm_up(loaded)
+        self._plain = {key: speed for key, speed in self._plain.items() if key[0] != pool}  # eager speeds
+        self._pools[pool] = loaded
 
     def readiness(self, pool: str) -> Readiness:
         """See :class:`Backend`."""
@@ -208,7 +228,7 @@ def serve(
         host, port: where to listen; None is Gradio's default ($GRADIO_SERVER_NAME, $GRADIO_SERVER_PORT).
         db: SQLite file of the runs, None is the user's own.
         pools: pools to offer, the default first; None is all that come with the package.
-        options: dtype, device, compile of :class:`Live`; anything else goes to ``gr.Blocks.launch``.
+        options: compile, dtype, device of :class:`Live`; anything else goes to ``gr.Blocks.launch``.
     """
     from specdemo.ui.app import launch
 
