@@ -37,9 +37,12 @@ def prompts() -> list[str]:
     return [group[i] for i in range(turns) for group in by_domain.values() if i < len(group)][:20]
 
 
+COMPILE = [False]  # set before the first target is loaded
+
+
 @lru_cache
 def target(dtype: str) -> HFTarget:
-    return HFTarget.load(str(embedded_model()), dtype=dtype)
+    return HFTarget.load(str(embedded_model()), dtype=dtype, compile=COMPILE[0])
 
 
 @lru_cache

@@ -23,8 +23,11 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--k", type=int, nargs="*", help="draft lengths (float32: 0 to 8, bfloat16: 0 to 5)")
+    parser.add_argument("--compile", action="store_true", help="score through compiled code")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    cases.COMPILE[0] = args.compile
+    mode = args.dtype + (" compiled" if args.compile else "")
     done = (
         {tuple(json.loads(line)["case"]) for line in args.out.read_text().splitlines()} if args.out.exists() else set()
     )
@@ -33,12 +36,12 @@ def main() -> None:
         for k in lengths:  # every prompt at one draft length, then the next: a run cut short has seen all prompts
             for number, prompt in enumerate(cases.prompts()):
                 for drafter in cases.DRAFTER_OPTIONS if k else ("none",):
-                    case = (args.dtype, args.tokens, number, k, drafter)
+                    case = (mode, args.tokens, number, k, drafter)
                     if case not in done:
                         result = check(args.dtype, args.tokens, prompt, k, drafter)
                         print(json.dumps({"case": case, **result}), file=out, flush=True)
         for number, prompt in enumerate(cases.prompts() if args.dtype == "bfloat16" else ()):
-            case = (args.dtype, args.tokens, number, "one row", "none")
+            case = (mode, args.tokens, number, "one row", "none")
             if case not in done:
                 print(json.dumps({"case": case, **one_row(args.tokens, prompt)}), file=out, flush=True)
     report(args.out)
