@@ -345,6 +345,7 @@ def test_tokens_have_the_colour_of_their_theme_and_an_underline_of_their_own(
 def test_stop_stands_out_only_while_there_is_something_to_stop(visit: Any, backend: Any) -> None:
     backend.rate = 50
     v = visit()
+    v.page.wait_for_selector("#stop")
     opacity = "getComputedStyle(document.querySelector('#stop')).opacity"  # which has a transition
     v.page.wait_for_function(f"{opacity} === '0.5'")
     v.ask(tokens=600)
