@@ -13,7 +13,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ import transformers
 from filelock import FileLock
 from torch import Tensor
 
-from specdemo.session import HFSession
+from specdemo.session import Forward, HFSession
 from specdemo.slots import difference, tolerance
 from specdemo.types import Proposal
 
@@ -44,46 +44,49 @@ class Compiled:
     def __init__(self, target: HFTarget, folder: Path) -> None:
         self.target, self.folder = target, folder
         self.note = ""
-        self.ready: dict[bool, Callable[..., Tensor]] = {}
+        self.ready: dict[tuple[bool, tuple[int, ...]], Forward] = {}  # by kind of block and hidden states read
         self.lock = threading.Lock()
         self.key = ""
         if target.device.type != "cpu":
             self._give_up("compiled scoring is made for CPUs")
 
-    def forward(self, trees: bool = False) -> Callable[..., Tensor] | None:
+    def forward(self, trees: bool = False) -> Forward | None:
         """The compiled :meth:`HFTarget.forward`, waiting for compilation if need be; None where it cannot be had."""
+        kind = (trees, self.target.layers)
         with self.lock:
-            if not self.note and trees not in self.ready:
+            if not self.note and kind not in self.ready:
                 try:
-                    self.ready[trees] = self._load_or_compile(trees)
+                    self.ready[kind] = self._load_or_compile(trees)
                 except Exception as error:  # whatever a compiler, a full disk or an exotic model may raise
                     self._give_up(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
-            return None if self.note else self.ready[trees]
+            return None if self.note else self.ready[kind]
 
     def _give_up(self, reason: str) -> None:
         self.note = f"{self.target.name} is scored without compilation: {reason}"
         log.warning(self.note)
 
-    def _load_or_compile(self, trees: bool) -> Callable[..., Tensor]:
+    def _load_or_compile(self, trees: bool) -> Forward:
         self.key = self.key or _fingerprint(self.target)
+        layers = "-".join(map(str, self.target.layers)) or "none"
         slug = re.sub(r"[^\w.-]", "-", Path(self.target.name).name) or "model"
         name = f"{slug}-{str(self.target.dtype)[6:]}-{'tree' if trees else 'chain'}"
-        path = self.folder / f"{name}-{self.key}.pt2"
+        path = self.folder / f"{name}-{self.key}-layers-{layers}.pt2"
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / f"{name}.lock"):
             if not path.exists():
                 self._compile(path, trees)
-                for stale in set(self.folder.glob(f"{name}-*.pt2")) - {path}:
+                for stale in set(self.folder.glob(f"{name}-*.pt2")) - set(self.folder.glob(f"{name}-{self.key}-*.pt2")):
                     stale.unlink(missing_ok=True)  # hundreds of megabytes each
         package = torch._inductor.aoti_load_package(str(path))
 
         @torch.no_grad()
-        def forward(*inputs: Any) -> Tensor:
-            logits: Tensor = package(*(x for x in inputs if x is not None))
-            return logits
+        def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+            logits, hidden = package(*(x for x in inputs if x is not None))
+            return logits, hidden
 
         inputs, _ = _example(self.target, trees)
-        error = difference(self.target.forward(*inputs)[0].double(), forward(*inputs)[0].double())
+        eager, compiled = (f(*inputs)[0][0].double() for f in (self.target.forward, forward))
+        error = difference(eager, compiled)
         if not error < tolerance(self.target.dtype):
             raise RuntimeError(f"compiled logits differ from eager ones (relative error {error:.2g})")
         return forward
@@ -117,7 +120,7 @@ class _Scorer(torch.nn.Module):
         slots: Tensor,
         mask: Any,
         layout: Tensor | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         return self.scored(keys, values, tokens, positions, slots, mask, layout)
 
 

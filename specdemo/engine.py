@@ -88,9 +88,10 @@ class _Run:
         self.warp = Warp(self.request.sampling, self.prompt_tokens)
         self.session = pool.target.session(capacity, fixed_rows(self.request.k + 1))
         self.session.prefill(self.context)
+        self.features = _Features(capacity, self.session.hidden)
         start = DraftContext(self.request.memory, self.warp, capacity)
         self.drafters = [arm.start(start) for arm in self.arms]
-        self.unseen = [list(self.context) for _ in self.arms]  # committed tokens each drafter has not processed
+        self.seen = [0 for _ in self.arms]  # how much of the context each drafter has processed
         self.windows = AcceptanceWindows(self.lengths)
         if self.selector.information == "full":
             for arm in range(len(self.arms)):
@@ -119,7 +120,7 @@ class _Run:
         verify_ms = clock.lap()
 
         rows = [node + 1 for node in (PLAIN, *verdict.path)[: len(tokens)]]
-        verified = Verified(tokens, p[rows])
+        verified = Verified(tokens, p[rows], self.features.append(self.session.hidden, rows))
         self._feed_back(arm, k, proposal, p, verified, drafted)
         feedback_ms = clock.lap()
 
@@ -164,9 +165,10 @@ class _Run:
 
     def _level(self, arm: int) -> None:
         """Let a drafter process what it has not seen."""
-        if self.unseen[arm]:
-            self.drafters[arm].catch_up(Verified(tuple(self.unseen[arm])))
-            self.unseen[arm].clear()
+        seen = self.seen[arm]
+        if seen < len(self.context):
+            self.drafters[arm].catch_up(Verified(tuple(self.context[seen:]), features=self.features.since(seen)))
+            self.seen[arm] = len(self.context)
 
     def _commit(self, proposal: Proposal, verdict: Verdict) -> tuple[tuple[int, ...], int, int]:
         """Cut the block and commit it. Returns its tokens, how many drafts were accepted, and how many count."""
@@ -188,9 +190,7 @@ class _Run:
         if self.selector.information == "full":
             acceptance, lengths = self._counterfactuals(verified)
             feedback = replace(feedback, acceptance=acceptance, lengths=lengths)
-        else:
-            for unseen in self.unseen:
-                unseen.extend(verified.tokens)
+            self.seen = [len(self.context) for _ in self.arms]
         if self.selector.information == "bandit":
             if not k:
                 return  # the budget left no room for a draft: the arm was not tried
@@ -221,6 +221,30 @@ class _Run:
         for i, token in enumerate(proposal.tokens):
             contexts.append([*contexts[proposal.parent(i) + 1], token])
         return contexts
+
+
+class _Features:
+    """The target's hidden states that each token of the context was predicted from, if any drafter reads them."""
+
+    def __init__(self, capacity: int, prompt: Tensor | None) -> None:
+        self.rows: Tensor | None = None
+        self.length = 0
+        if prompt is not None:
+            self.length = len(prompt) + 1  # nothing comes before the first token
+            self.rows = prompt.new_zeros(max(capacity, self.length), prompt.shape[-1])
+            self.rows[1 : self.length] = prompt
+
+    def append(self, hidden: Tensor | None, rows: Sequence[int]) -> Tensor | None:
+        """Keep those of newly committed tokens, which came from ``rows`` of the last forward."""
+        if self.rows is None or hidden is None:
+            return None
+        start, self.length = self.length, self.length + len(rows)
+        self.rows[start : self.length] = hidden[rows]
+        return self.rows[start : self.length]
+
+    def since(self, position: int) -> Tensor | None:
+        """Those of the tokens from ``position`` on."""
+        return None if self.rows is None else self.rows[position : self.length]
 
 
 class _Clock:

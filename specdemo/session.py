@@ -15,6 +15,7 @@ from specdemo.types import Proposal, SpecdemoError
 if TYPE_CHECKING:
     from specdemo.target import HFTarget
 
+Forward = Callable[..., tuple[Tensor, Tensor]]  # :meth:`HFTarget.forward`, or the same compiled
 PREFILL_ROWS = 512  # tokens of the prompt read per forward
 
 
@@ -34,6 +35,7 @@ class HFSession:
         self.keys, self.values = target.new_slots(size)
         self.columns = torch.arange(size, device=target.device)
         self.base, self.last = -1, -1
+        self.hidden: Tensor | None = None
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Read the prompt (all of it; at least one token): all but its last token, which the first block scores."""
@@ -41,19 +43,25 @@ class HFSession:
             raise SpecdemoError(
                 f"The prompt has {len(tokens)} tokens; this session holds 1 to {self.size - self.rows}."
             )
+        hidden = []
         for start in range(0, len(tokens) - 1, PREFILL_ROWS):
             slots = self.columns[start : min(start + PREFILL_ROWS, len(tokens) - 1)]
             behind = slots[:, None] - self.columns
             mask = self.target.masks(behind >= 0, behind)
             chunk = torch.tensor([tokens[start : start + len(slots)]], device=self.target.device)
-            self.target.read(self.keys, self.values, chunk, slots[None], slots, mask)
+            hidden.append(self.target.read(self.keys, self.values, chunk, slots[None], slots, mask)[0])
+        if self.target.layers:
+            nothing = torch.empty(0, self.target.width, dtype=self.target.dtype, device=self.target.device)
+            self.hidden = torch.cat([nothing, *hidden])
         self.base, self.last = len(tokens) - 1, tokens[-1]
 
     def score(self, proposal: Proposal) -> Tensor:
         """One forward over [last committed token, *draft, padding]: float [n + 1, V] logits, see TargetSession."""
         inputs = self.inputs(proposal)
         forward = self.forward if inputs[-1] is None else self._forward(trees=True)
-        logits = forward(*inputs)[0, : len(proposal.tokens) + 1]
+        logits, hidden = (out[0, : len(proposal.tokens) + 1] for out in forward(*inputs))
+        if self.target.layers:
+            self.hidden = hidden
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def inputs(self, proposal: Proposal) -> tuple[Any, ...]:
@@ -71,7 +79,7 @@ class HFSession:
         positions = (self.base + rows.depth).clamp(max=self.target.window - 1)[None]
         return self.keys, self.values, tokens, positions, self.columns[self.base : end], mask, layout
 
-    def _forward(self, trees: bool) -> Callable[..., Tensor]:
+    def _forward(self, trees: bool) -> Forward:
         """The forward of this run, compiled or eager: never both in one run, because their bits differ."""
         if self.compiled is None:
             return self.target.forward

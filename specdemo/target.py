@@ -10,6 +10,7 @@ a row at odd places. It is a property of kernels: tests hold it on the machine t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ class HFTarget:
         eos: every token that ends an answer. ``window``: most positions the model was made for.
         exact_trees: a tree's rows see their paths laid out as chains, which gives the bits of plain decoding and costs
             a copy of keys and values per row; False: tree masks, equal up to rounding. Chains are exact anyway.
+        layers: the hidden states that every forward hands out, see :meth:`read_layers`.
     """
 
     exact_trees = True
@@ -88,6 +90,7 @@ class HFTarget:
         self.eos = _eos(model, tokenizer)
         self.window = _window(model.config)
         self.compiled: Compiled | None = None
+        self.layers: tuple[int, ...] = ()
         self.shapes, self.vocab_size = _probe(self)
         if compile:
             self.compiled = Compiled(self, compile_folder or home() / "compiled")
@@ -127,6 +130,29 @@ class HFTarget:
         """Start a run of at most ``capacity`` tokens, scored through ``rows`` rows."""
         return HFSession(self, slot_count(capacity + rows), rows)
 
+    def read_layers(self, layers: Iterable[int]) -> None:
+        """Drafters will read the hidden states at ``layers`` (see :class:`specdemo.types.Target`). Before any session.
+
+        Raises:
+            SpecdemoError: the model has no such layer.
+        """
+        depth = self.model.config.get_text_config().num_hidden_layers
+        wrong = [layer for layer in layers if not 0 <= layer <= depth]
+        if wrong:
+            raise SpecdemoError(f"{self.name} has hidden states 0 to {depth}; a drafter asks for number {wrong[0]}.")
+        self.layers = tuple(sorted({*self.layers, *layers}))
+
+    @property
+    def width(self) -> int:
+        """Columns of the hidden states handed out."""
+        return len(self.layers) * int(self.model.config.get_text_config().hidden_size)
+
+    def layer_columns(self, layers: Sequence[int]) -> Tensor:
+        """Columns of the features that belong to ``layers``, in that order."""
+        size = self.model.config.get_text_config().hidden_size
+        starts = [self.layers.index(layer) * size for layer in layers]
+        return torch.cat([torch.arange(start, start + size, device=self.device) for start in starts])
+
     @property
     def compile_note(self) -> str:
         """Why scoring runs eagerly although compilation was asked for; empty if it does not."""
@@ -161,31 +187,41 @@ class HFTarget:
         slots: Tensor,
         mask: Mask,
         layout: Tensor | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """One forward: writes ``keys`` and ``values`` at ``slots`` [rows], see SlotCache and masks.
 
         Args:
             tokens, positions: [1, rows].
 
         Returns:
-            logits [1, rows, V] in the model's dtype.
+            logits [1, rows, V] and hidden states [1, rows, width] at ``layers``, in the model's dtype.
         """
-        cache = SlotCache(keys, values, slots, layout)
-        output = self.model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, cache=cache, use_cache=True, return_dict=True
-        )
-        logits: Tensor = output.logits
-        return logits
+        output = self._run(self.model, SlotCache(keys, values, slots, layout), tokens, positions, mask)
+        return output.logits, self._hidden(output, tokens)
 
     @torch.no_grad()
     def read(
         self, keys: list[Tensor], values: list[Tensor], tokens: Tensor, positions: Tensor, slots: Tensor, mask: Mask
-    ) -> None:
-        """As :meth:`forward` without logits: the prompt."""
-        cache = SlotCache(keys, values, slots)
-        self.model.base_model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, cache=cache, use_cache=True, return_dict=True
+    ) -> Tensor:
+        """As :meth:`forward` without logits: the prompt. Returns the hidden states."""
+        output = self._run(self.model.base_model, SlotCache(keys, values, slots), tokens, positions, mask)
+        return self._hidden(output, tokens)
+
+    def _run(self, model: Any, cache: SlotCache, tokens: Tensor, positions: Tensor, mask: Mask) -> Any:
+        return model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            cache=cache,
+            use_cache=True,
+            return_dict=True,
+            output_hidden_states=bool(self.layers),
         )
+
+    def _hidden(self, output: Any, tokens: Tensor) -> Tensor:
+        if not self.layers:
+            return torch.empty(*tokens.shape, 0, dtype=self.dtype, device=self.device)
+        return torch.cat([output.hidden_states[layer] for layer in self.layers], -1)
 
     def masks(self, allowed: Tensor, behind: Tensor) -> Mask:
         """[rows, slots] what each row sees, and how many positions behind it each slot is -> the model's masks."""

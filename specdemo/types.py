@@ -155,10 +155,14 @@ class Verified:
         tokens: [n] the committed tokens; the first time, the prompt.
         probs: [n, V] the target's law at each of these tokens, after sampling transforms; None when nobody asks what
             the drafter would have proposed (the prompt, and everything a bandit's idle drafter missed).
+        features: [n, width] the target's hidden states each token was predicted from, that is those of the token
+            before it, at the layers ``Target.layers`` one after the other; zeros for the very first token. None where
+            no arm of the pool reads them.
     """
 
     tokens: tuple[int, ...]
     probs: Tensor | None = None
+    features: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +328,13 @@ class DraftContext:
         memory: token ids of earlier answers of the session.
         transform: the run's sampling transforms; q should be the drafter's law after them.
         capacity: most tokens the run's context can reach (prompt and answer).
+        shared: where drafters of one run that share something (heads with one key-value cache) leave it for each other.
     """
 
     memory: tuple[tuple[int, ...], ...]
     transform: Transform
     capacity: int
+    shared: dict[Any, Any] = field(default_factory=dict)
 
 
 class Drafter(Protocol):
@@ -374,10 +380,19 @@ class Selector(Protocol):
 
 
 class TargetSession(Protocol):
-    """The target's side of one run: owns the KV cache. ``rows`` is what every scoring forward is padded to."""
+    """The target's side of one run: owns the KV cache. ``rows`` is what every scoring forward is padded to.
+
+    ``hidden`` [n, width] holds the hidden states of the last forward at ``Target.layers``: of all tokens of the prompt
+    but the last after ``prefill``, one row per row of logits after ``score``; None if there are no layers to read.
+    """
 
     compile_ms: float
     rows: int
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """Hidden states of the last forward."""
+        ...
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Read the prompt (all of it; at least one token)."""
@@ -406,11 +421,16 @@ class Tokenizer(Protocol):
 
 
 class Target(Protocol):
-    """The model whose text is wanted."""
+    """The model whose text is wanted.
+
+    ``layers``: the hidden states that drafters read, counted as transformers counts them: 0 is the embedding, n the
+    output of the n-th layer; that of the last layer is taken after the final norm, as the LM head sees it.
+    """
 
     vocab_size: int
     eos: frozenset[int]
     window: int
+    layers: tuple[int, ...]
 
     @property
     def tokenizer(self) -> Tokenizer:

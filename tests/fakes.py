@@ -39,6 +39,7 @@ class FakeSession:
     """Keeps the context and nothing else; rows come straight from the law."""
 
     compile_ms = 0.0
+    hidden = None
 
     def __init__(self, target: FakeTarget, rows: int) -> None:
         self.target, self.rows, self.text = target, rows, list[int]()
@@ -63,6 +64,8 @@ class FakeSession:
 
 class FakeTarget:
     """A target with the law of a function, float64 and exact."""
+
+    layers = ()
 
     def __init__(
         self, law: Law, vocab: int, eos: Sequence[int] = (), window: int = 4096, tokenizer: Any = None

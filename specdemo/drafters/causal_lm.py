@@ -87,8 +87,8 @@ class CausalLM:
         behind = slots[:, None] - self.columns
         known = self.model.vocab_size - 1  # ids that only the target's padding has become some token or other
         ids = torch.tensor([list(tokens)], device=self.model.device).clamp(max=known)
-        logits = forward(self.keys, self.values, ids, slots[None], slots, self.model.masks(behind >= 0, behind))
-        return torch.empty(0) if logits is None else fit(logits[0], self.vocab_size)
+        out = forward(self.keys, self.values, ids, slots[None], slots, self.model.masks(behind >= 0, behind))
+        return fit(out[0][0], self.vocab_size) if isinstance(out, tuple) else torch.empty(0)
 
     def _law(self, logits: Tensor, contexts: list[list[int]]) -> Tensor:
         return self.transform(logits, contexts if self.transform.looks_back else [])
