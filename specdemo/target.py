@@ -136,20 +136,44 @@ class HFTarget:
         Raises:
             SpecdemoError: the model has no such layer.
         """
-        depth = self.model.config.get_text_config().num_hidden_layers
-        wrong = [layer for layer in layers if not 0 <= layer <= depth]
+        wrong = [layer for layer in layers if not 0 <= layer <= self.depth]
         if wrong:
-            raise SpecdemoError(f"{self.name} has hidden states 0 to {depth}; a drafter asks for number {wrong[0]}.")
+            raise SpecdemoError(
+                f"{self.name} has hidden states 0 to {self.depth}; a drafter asks for number {wrong[0]}. It was made "
+                "for another target."
+            )
         self.layers = tuple(sorted({*self.layers, *layers}))
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, hidden] of the input tokens."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight
+
+    @property
+    def lm_head(self) -> Tensor:
+        """[V, hidden] of the output tokens."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
+
+    @property
+    def depth(self) -> int:
+        """Decoder layers."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of a hidden state."""
+        return int(self.model.config.get_text_config().hidden_size)
 
     @property
     def width(self) -> int:
         """Columns of the hidden states handed out."""
-        return len(self.layers) * int(self.model.config.get_text_config().hidden_size)
+        return len(self.layers) * self.hidden_size
 
     def layer_columns(self, layers: Sequence[int]) -> Tensor:
         """Columns of the features that belong to ``layers``, in that order."""
-        size = self.model.config.get_text_config().hidden_size
+        size = self.hidden_size
         starts = [self.layers.index(layer) * size for layer in layers]
         return torch.cat([torch.arange(start, start + size, device=self.device) for start in starts])
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specdemo.drafters import causal_lm, prompt_lookup, suffix
+from specdemo.drafters import causal_lm, eagle, hydra, medusa, prompt_lookup, suffix
 from specdemo.types import DrafterStart
 
 
@@ -34,5 +34,8 @@ DRAFTERS: dict[str, Family] = {
         Family("prompt-lookup", prompt_lookup.load),
         Family("suffix", suffix.load),
         Family("causal_lm", causal_lm.load),
+        Family("eagle", eagle.load),
+        Family("hydra", hydra.load),
+        Family("medusa", medusa.load),
     )
 }

@@ -1,0 +1,131 @@
+"""A bank on disk: one folder with the common head, and one small file per member.
+
+* ``config.json``: ``format`` (``FORMAT``), ``head`` (fields of :class:`EagleConfig`), ``vocabulary`` (sha256 of the
+  target's tokens, see :func:`vocabulary_hash`), ``members`` (by name: ``rank``, 0 for the common weights as they are).
+* ``head.safetensors``: the common weights, named as in :class:`EagleHead`.
+* ``<member>.safetensors``: ``vocab`` (int32, target ids it can draft) and, if it has a rank, its :class:`Delta`.
+
+There is no LM head: members take rows of the target's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specdemo.drafters.bank import Member
+from specdemo.drafters.checkpoint import demand, demand_finite, read_safetensors
+from specdemo.drafters.eagle_head import Delta, EagleConfig, EagleHead
+from specdemo.drafters.head_settings import read_config
+from specdemo.types import SpecdemoError
+
+FORMAT = "specdemo-bank-1"
+
+
+def is_bank(folder: Path) -> bool:
+    """Whether a folder holds a bank."""
+    return (folder / "head.safetensors").is_file()
+
+
+def vocabulary_hash(tokenizer: Any) -> str:
+    """sha256 over the tokens of a transformers tokenizer in the order of their ids."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return sha256(json.dumps(vocabulary).encode()).hexdigest()
+
+
+def write_head(folder: Path, head: EagleHead, tokenizer: Any) -> None:
+    """Write the common head of a bank that has no members yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
+    save_file(weights, folder / "head.safetensors")
+    config = {
+        "format": FORMAT,
+        "vocabulary": vocabulary_hash(tokenizer),
+        "head": asdict(head.config),
+        "members": {},
+    }
+    _write_config(folder, config)
+
+
+def write_member(folder: Path, name: str, vocab: Tensor, delta: Delta | None) -> None:
+    """Add a member to a bank, or replace it."""
+    config = read_config(folder)
+    tensors = {} if delta is None else {n: p.to(torch.bfloat16).contiguous() for n, p in delta.state_dict().items()}
+    save_file({"vocab": vocab.to(torch.int32).contiguous(), **tensors}, folder / f"{name}.safetensors")
+    config["members"][name] = {"rank": 0 if delta is None else delta.rank}
+    _write_config(folder, config)
+
+
+def read_head(folder: Path, tokenizer: Any) -> EagleHead:
+    """The common head, in float32.
+
+    Raises:
+        SpecdemoError: the files are damaged, or were made for another target.
+    """
+    config = _checked(folder)
+    if config["vocabulary"] != vocabulary_hash(tokenizer):
+        raise SpecdemoError(
+            f"{folder} holds draft heads for another vocabulary than the target's. Heads serve only the model they "
+            "were trained on; choose those of this target, or train some (`specdemo train`)."
+        )
+    head = EagleHead(_config(folder, config["head"]))
+    head.load_state_dict(_read(folder / "head.safetensors", head.state_dict()))
+    return head
+
+
+def read_member(folder: Path, name: str, head: EagleHead, lm_head: Tensor) -> Member:
+    """A member of a bank, with its rows of the target's ``lm_head`` [V, hidden]."""
+    members = _checked(folder)["members"]
+    if name not in members:
+        raise SpecdemoError(f"{folder} has no head {name!r}; it has: {', '.join(sorted(members))}.")
+    rank = int(members[name]["rank"])
+    delta = Delta(head.config, rank) if rank else None
+    file = folder / f"{name}.safetensors"
+    expected = {} if delta is None else dict(delta.state_dict())
+    tensors = _read(file, expected, also="vocab")
+    vocab = tensors.pop("vocab").long()
+    if int(vocab.min()) < 0 or int(vocab.max()) >= len(lm_head) or len(torch.unique(vocab)) < len(vocab):
+        raise SpecdemoError(f"{file}: vocab must list different token ids below {len(lm_head)}.")
+    if delta is not None:
+        delta.load_state_dict(tensors)
+        delta.requires_grad_(False).to(lm_head.device, lm_head.dtype)
+    vocab = vocab.to(lm_head.device)
+    return Member(name, delta, vocab, lm_head[vocab].contiguous())
+
+
+def _read(file: Path, expected: Mapping[str, Tensor], also: str = "") -> dict[str, Tensor]:
+    tensors = read_safetensors(file)
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    if also and also in tensors:
+        shapes[also] = tuple(tensors[also].shape)
+    elif also:
+        shapes[also] = (-1,)
+    demand(file, tensors, shapes)
+    demand_finite(file, {name: tensors[name] for name in expected})
+    return tensors
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    config = read_config(folder)
+    if config.get("format") != FORMAT or not {"head", "vocabulary", "members"} <= config.keys():
+        raise SpecdemoError(f"{folder / 'config.json'} is not that of a bank of draft heads ({FORMAT}).")
+    return config
+
+
+def _config(folder: Path, fields: Mapping[str, Any]) -> EagleConfig:
+    try:
+        return EagleConfig(**{**fields, "layers": tuple(fields["layers"])})
+    except (TypeError, KeyError) as error:
+        raise SpecdemoError(f"{folder / 'config.json'}: head does not describe an EAGLE head: {error}.") from error
+
+
+def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
