@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from specdemo.slots import ATTENTION
 from specdemo.target import HFTarget, fixed_rows
 from specdemo.types import Message, Proposal, Request
 
@@ -180,7 +179,7 @@ def _decode(target: HFTarget, prompt: list[int], tokens: int, rows: int) -> list
 @torch.no_grad()
 def _generate(target: HFTarget, prompt: list[int], tokens: int) -> list[int]:
     ids = torch.tensor([prompt], device=target.device)
-    with _untouched(target.model):
+    with _endless(target):
         output = target.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
         )
@@ -189,13 +188,12 @@ def _generate(target: HFTarget, prompt: list[int], tokens: int) -> list[int]:
 
 
 @contextmanager
-def _untouched(model: Any) -> Iterator[None]:
+def _endless(target: HFTarget) -> Iterator[None]:
     """The model as transformers would run it: its own attention, and no end before ``tokens``. Not for threads."""
-    settings = model.generation_config
+    settings = target.model.generation_config
     ends, settings.eos_token_id = settings.eos_token_id, None
-    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     try:
-        yield
+        with target.untouched():
+            yield
     finally:
         settings.eos_token_id = ends
-        model.set_attn_implementation(ATTENTION)

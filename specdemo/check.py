@@ -82,12 +82,16 @@ def _at(request: Request, pool: Pool, rounds: Sequence[Round], index: int) -> di
     }
 
 
+def _rows(request: Request, rounds: Sequence[Round]) -> int:
+    return rounds[0].start.rows if rounds[0].start else fixed_rows(request.k + 1)
+
+
 @torch.no_grad()
 def margin(request: Request, pool: Pool, rounds: Sequence[Round], index: int) -> float:
     """Best logit minus second best at ``index`` of an answer, by the very forwards that the answer was computed by."""
     prompt = pool.target.tokenizer.encode(request)
     capacity = len(prompt) + min(pool.target.window - len(prompt), request.max_new_tokens)
-    session = pool.target.session(capacity, fixed_rows(request.k + 1))
+    session = pool.target.session(capacity, _rows(request, rounds))
     session.prefill(prompt)
     context = list(prompt)
     for round in rounds:

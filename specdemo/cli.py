@@ -96,6 +96,8 @@ def parser() -> argparse.ArgumentParser:
         ("list", "print the selectors, drafters or pools there are", _list),
         ("bench", "measure what a target forward costs and how fast plain decoding is", _bench),
         ("compile", "compile scoring for this machine, once, at low priority", _add_pool),
+        ("train", "train draft heads for a pool's target, see docs/training.md", _train),
+        ("evaluate", "measure a pool's drafters on prompts, domain by domain", _evaluate),
     ):
         fill(commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:], parents=[shared]))
     return top
@@ -174,6 +176,58 @@ def _bench(p: argparse.ArgumentParser) -> None:
     p.add_argument("--repeats", type=int, default=20, metavar="N", help="times that each is measured (default 20)")
     p.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens that plain decoding writes (default 64)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _train(p: argparse.ArgumentParser) -> None:
+    """The steps of training, in their order."""
+    steps = p.add_subparsers(dest="step", required=True, metavar="STEP")
+
+    def step(name: str, summary: str) -> argparse.ArgumentParser:
+        q = steps.add_parser(name, help=summary, description=summary[0].upper() + summary[1:])
+        _add_pool(q)
+        q.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
+        return q
+
+    q = step("distil", "let the target answer training prompts")
+    q.add_argument("--corpus", required=True, metavar="FOLDER", help="where answers are kept, a file per domain")
+    q.add_argument("--domain", action="append", help="repeatable; default: all that have templates")
+    q.add_argument("--count", type=int, default=1000, metavar="N", help="prompts of each domain (default 1000)")
+    q.add_argument("--prompts", metavar="FILE", help="JSON lines with a prompt each, instead of the templates")
+    q.add_argument("--batch", type=int, default=32, metavar="N", help="answers written at once (default 32)")
+    q = step("features", "let the target read its answers, and keep its hidden states")
+    q.add_argument("--corpus", required=True, metavar="FOLDER", help="the answers")
+    q.add_argument("--features", required=True, metavar="FOLDER", help="where hidden states are kept")
+    for name, summary, positions in (
+        ("head", "train a general EAGLE-3 head: the beginning of a bank", 2_800_000),
+        ("specialist", "train a low-rank delta of a bank's head on one domain", 250_000),
+        ("hydra", "train Hydra heads", 1_000_000),
+    ):
+        q = step(name, summary)
+        q.add_argument("--features", required=True, metavar="FOLDER", help="the hidden states")
+        q.add_argument("--out", required=True, metavar="FOLDER", help="the bank, or the folder of the Hydra heads")
+        q.add_argument("--positions", type=float, default=positions, help=f"tokens to train on (default {positions})")
+        q.add_argument("--lr", type=float, help="peak learning rate")
+        if name == "specialist":
+            q.add_argument("--domain", required=True, help="what it is to be good at; also its name")
+            q.add_argument("--rank", type=int, default=32, help="of the delta (default 32)")
+            q.add_argument("--vocabulary", type=int, default=4096, help="tokens it drafts (default 4096)")
+        else:
+            q.add_argument("--domain", action="append", required=True, help="repeatable")
+        if name == "head":
+            q.add_argument("--name", required=True, help="of the head in its bank")
+        if name == "hydra":
+            q.add_argument("--heads", type=int, default=3, help="longest draft (default 3)")
+
+
+def _evaluate(p: argparse.ArgumentParser) -> None:
+    _add_pool(p)
+    p.add_argument("--prompts", nargs="+", metavar="FILE", help="JSON lines (default: those that come with specdemo)")
+    p.add_argument("--arm", action="append", help="repeatable; default: all arms of the pool")
+    p.add_argument("--k", type=int, default=5, help="draft length (default 5)")
+    p.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default 128)")
+    p.add_argument("--per-domain", type=int, metavar="N", help="only the first prompts of each domain")
+    p.add_argument("--out", required=True, metavar="FOLDER", help="answers and results; goes on where it was")
+    p.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
 def request(args: argparse.Namespace) -> Request:

@@ -7,19 +7,23 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from specdemo.cli import DIFFERENT, INTERRUPTED, OK, UsageError, request
+from specdemo.models import shipped
 from specdemo.pools import load_pool, pool_names, read_pool
 from specdemo.types import Pool, Request, Round, SpecdemoError
 
 if TYPE_CHECKING:
+    from specdemo.evaluation.replay import Prompt
     from specdemo.store import Store
     from specdemo.target import HFTarget
 
 Json = dict[str, Any]
+DOMAIN_FILES = ("code", "maths", "sql", "translation", "summarisation", "rag", "science", "chat", "questions")
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -214,7 +218,8 @@ def _pools() -> Any:
     def entry(name: str) -> Json:
         pool = read_pool(name)
         arms = [{"name": a.name, "family": a.family, "domain": a.domain, "options": dict(a.options)} for a in pool.arms]
-        return {"name": name, "summary": pool.title, "target": pool.target.source, "arms": arms, "path": str(pool.path)}
+        about = {"target": pool.target.source, "gpu": pool.gpu, "arms": arms, "path": str(pool.path)}
+        return {"name": name, "summary": pool.title + (f" (GPU, {pool.gpu} GB)" if pool.gpu else ""), **about}
 
     return [entry(name) for name in pool_names()]
 
@@ -242,6 +247,65 @@ def compile(args: argparse.Namespace) -> int:
         raise SpecdemoError(target.compile_note)
     _note(f"{target.name} is scored through compiled code on this machine; loading it takes {waited / 1000:.0f} s.")
     return OK
+
+
+def train(args: argparse.Namespace) -> int:
+    """One step of training, see docs/training.md."""
+    from specdemo.training import distil, features, prompts, recipes
+    from specdemo.training.heads import Recipe
+
+    target = cast("HFTarget", load_pool(args.pool, args.dtype, args.device, args.compile, arms=False).target)
+    if args.step == "distil":
+        given = None if args.prompts is None else [row.prompt for row in _prompts([args.prompts])]
+        for domain in args.domain or prompts.DOMAINS:
+            distil.distil(domain, args.count, target, Path(args.corpus), given, args.batch, args.seed)
+        return OK
+    if args.step == "features":
+        features.extract(Path(args.corpus), Path(args.features), target, recipes.feature_layers(target))
+        return OK
+    settings: Json = {"positions": int(args.positions), "seed": args.seed, **({"lr": args.lr} if args.lr else {})}
+    recipe, read, out = Recipe(**settings), Path(args.features), Path(args.out)
+    if args.step == "head":
+        recipes.train_head(target, read, args.domain, out, args.name, recipe)
+    elif args.step == "specialist":
+        recipes.train_specialist(target, read, args.domain, out, args.domain, recipe, args.rank, args.vocabulary)
+    else:
+        recipes.train_hydra(target, read, args.domain, out, recipe, args.heads)
+    return OK
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Walk every drafter of a pool along the target's answers; acceptance lengths by domain."""
+    from specdemo.evaluation import measure, table
+
+    pool = load_pool(args.pool, args.dtype, args.device, args.compile)
+    unknown = set(args.arm or ()) - {arm.name for arm in pool.arms}
+    if unknown:
+        raise UsageError(f"The pool {pool.name} has no arm {', '.join(sorted(unknown))}.")
+    files = args.prompts or sorted(path for path in shipped("data").glob("*.jsonl") if path.stem in DOMAIN_FILES)
+    asked = measure.first_of_each(_prompts(files), args.per_domain)
+    rows = measure.evaluate(pool, asked, args.arm, args.k, args.max_new_tokens, Path(args.out))
+    if args.json:
+        print(
+            json.dumps(
+                {"length": table.heat_map(rows, table.lengths), "agreement": table.heat_map(rows, table.agreement)}
+            )
+        )
+    else:
+        print("Mean acceptance length:\n\n" + table.markdown(table.heat_map(rows, table.lengths)))
+        print("\nAgreement of the first drafted token:\n\n" + table.markdown(table.heat_map(rows, table.agreement)))
+    return OK
+
+
+def _prompts(files: Sequence[str | Path]) -> list[Prompt]:
+    from specdemo.evaluation.replay import read_prompts
+
+    try:
+        return [row for file in files for row in read_prompts(Path(file))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"The prompts cannot be read ({error}). A file has a JSON object with id, domain and prompt a line."
+        ) from error
 
 
 def _note(text: str) -> None:

@@ -86,7 +86,8 @@ class _Run:
         clock = _Clock()
         capacity = self.prompt_tokens + min(self.room, self.budget)
         self.warp = Warp(self.request.sampling, self.prompt_tokens)
-        self.session = pool.target.session(capacity, fixed_rows(self.request.k + 1))
+        largest = max([self.request.k, *(arm.nodes for arm in pool.arms if self.request.k)])  # plain decoding, too
+        self.session = pool.target.session(capacity, fixed_rows(largest + 1))
         self.session.prefill(self.context)
         self.features = _Features(capacity, self.session.hidden)
         start = DraftContext(self.request.memory, self.warp, capacity)

@@ -35,6 +35,12 @@ def home() -> Path:
     return Path(chosen).expanduser().absolute() if chosen else user_cache_path("specdemo")
 
 
+def shipped(name: str) -> Path:
+    """A folder that comes with specdemo, "assets" or "data": in the installed package, or at the top of a checkout."""
+    package = Path(__file__).parent
+    return package / name if (package / name).is_dir() else package.parent / name
+
+
 def embedded_folder() -> Path:
     """Where the embedded model is, or will be: ``$SPECDEMO_MODEL``, else a folder in :func:`home`."""
     chosen = os.environ.get("SPECDEMO_MODEL")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class PoolFile:
     Attributes:
         name: the file's name without ``.toml``. ``path``: where it lies. ``sha256``: of its bytes.
         title: one line for people.
+        gpu: gigabytes of GPU memory it needs, 0: it runs anywhere.
     """
 
     name: str
@@ -63,11 +65,19 @@ class PoolFile:
     title: str
     target: TargetEntry
     arms: tuple[ArmEntry, ...]
+    gpu: int = 0
 
 
 def pool_names() -> list[str]:
-    """The pools that come with specdemo, the default first."""
-    return sorted((path.stem for path in SHIPPED.glob("*.toml")), key=lambda name: (name != DEFAULT, name))
+    """The pools that come with specdemo: the default first, then those that run anywhere, then those for GPUs."""
+    names = [path.stem for path in SHIPPED.glob("*.toml")]
+    return sorted(names, key=lambda name: (name != DEFAULT, read_pool(SHIPPED / f"{name}.toml").gpu, name))
+
+
+def offered_pools() -> list[str]:
+    """The pools to offer on this machine: without a GPU's driver, none that would download gigabytes in vain."""
+    has_gpu = shutil.which("nvidia-smi") is not None
+    return [name for name in pool_names() if has_gpu or not read_pool(name).gpu]
 
 
 def read_pool(name_or_path: str | Path) -> PoolFile:
@@ -82,17 +92,23 @@ def read_pool(name_or_path: str | Path) -> PoolFile:
         table = tomllib.loads(content.decode("utf-8"))
     except (OSError, ValueError) as error:
         raise SpecdemoError(f"The pool file {path} cannot be read: {error}.") from error
-    keys = {"title": str, "target": dict, "arms": list}
+    keys = {"title": str, "target": dict, "arms": list, "gpu": int}
     _check_keys(path, "the file", table, keys, required=("target",))
     target = TargetEntry(**_checked(path, "[target]", table["target"], {"source": str, "revision": str}, ("source",)))
     arms = tuple(_arm(path, number, entry) for number, entry in enumerate(table.get("arms", []), start=1))
     if len({arm.name for arm in arms}) < len(arms):
         raise SpecdemoError(f"{path}: two arms have the same name; names tell the arms of a pool apart.")
-    return PoolFile(path.stem, path, sha256(content).hexdigest(), table.get("title", path.stem), target, arms)
+    title, gpu = table.get("title", path.stem), table.get("gpu", 0)
+    return PoolFile(path.stem, path, sha256(content).hexdigest(), title, target, arms, gpu)
 
 
 def load_pool(
-    name_or_path: str | Path, dtype: str = "auto", device: str = "auto", compile: bool = False, progress: bool = True
+    name_or_path: str | Path,
+    dtype: str = "auto",
+    device: str = "auto",
+    compile: bool = False,
+    progress: bool = True,
+    arms: bool = True,
 ) -> Pool:
     """Load a pool: fetch the target if need be, load it, load the drafters.
 
@@ -101,6 +117,7 @@ def load_pool(
         dtype: "auto", or "float32", "bfloat16" ... of the target. ``device``: "auto", "cpu", "cuda" ...
         compile: score through compiled code (see target.py).
         progress: bars and notes on standard error while the target is fetched.
+        arms: load the drafters; False: the target alone.
 
     Returns:
         the pool; ``info`` holds name, title, hash (of file and weights), target (source in words), target_path,
@@ -116,13 +133,13 @@ def load_pool(
         _check_family(file.path, arm)
     path = _target_path(file, progress)
     target = HFTarget.load(str(path), dtype=dtype, device=device, compile=compile, revision=file.target.revision)
-    arms = tuple(_load_arm(file.path, entry, target) for entry in file.arms)
-    return Pool(file.name, target, arms, _info(file, path, target, compile))
+    loaded = tuple(_load_arm(file.path, entry, target) for entry in (file.arms if arms else ()))
+    return Pool(file.name, target, loaded, _info(file, path, target, compile))
 
 
 def _find(name_or_path: str | Path) -> Path:
     shipped = SHIPPED / f"{name_or_path}.toml"
-    if str(name_or_path) in pool_names():
+    if Path(name_or_path).name == str(name_or_path) and shipped.is_file():
         return shipped
     path = Path(name_or_path).expanduser()
     if path.suffix == ".toml" and path.is_file():
@@ -173,6 +190,9 @@ def _check_family(path: Path, arm: ArmEntry) -> None:
             f"{path}: arm {arm.name!r} has an unknown family {arm.family!r}. There are: {', '.join(DRAFTERS)}."
         )
     allowed = DRAFTERS[arm.family].options
+    missing = [key for key, default in allowed.items() if default is None and key not in arm.options]
+    if missing:
+        raise SpecdemoError(f"{path}: arm {arm.name!r} lacks the option {missing[0]!r}, as {arm.family!r} needs it.")
     for key in arm.options:
         if key not in allowed:
             raise SpecdemoError(
@@ -188,7 +208,10 @@ def _target_path(file: PoolFile, progress: bool) -> str | Path:
 
 
 def _beside(pool_file: Path, source: str) -> str | Path:
-    """A folder named relative to the pool file, if there is one; else what was given (a Hub id)."""
+    """A folder that comes with specdemo ("assets/..."), or one named relative to the pool file, if there is one; else
+    what was given (a Hub id)."""
+    if source.startswith("assets/"):
+        return models.shipped("assets") / source.removeprefix("assets/")
     folder = pool_file.parent / Path(source).expanduser()
     return folder if folder.is_dir() else source
 
@@ -203,7 +226,8 @@ def _load_arm(path: Path, entry: ArmEntry, target: HFTarget) -> Arm:
         start = DRAFTERS[entry.family].load(target, **options)
     except (SpecdemoError, TypeError) as error:
         raise SpecdemoError(f"{path}: arm {entry.name!r} cannot be loaded: {error}") from error
-    return Arm(entry.name, entry.family, start, entry.domain, entry.colour, entry.k)
+    nodes = int(options.get("nodes", 0))
+    return Arm(entry.name, entry.family, start, entry.domain, entry.colour, entry.k, nodes)
 
 
 def _info(file: PoolFile, path: str | Path, target: HFTarget, compile: bool) -> dict[str, Any]:
@@ -212,7 +236,7 @@ def _info(file: PoolFile, path: str | Path, target: HFTarget, compile: bool) -> 
     described = _describe(path, file.target.revision)
     weights = {"target": described["sha256"]}
     for arm in file.arms:
-        model = arm.options.get("model", "target")
+        model = arm.options.get("model", "target")  # arms without one have no weights, either
         if model != "target":
             weights[arm.name] = _describe(_beside(file.path, model))["sha256"]
     return {

@@ -10,7 +10,8 @@ a row at odd places. It is a property of kernels: tests hold it on the machine t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class HFTarget:
         exact_trees: a tree's rows see their paths laid out as chains, which gives the bits of plain decoding and costs
             a copy of keys and values per row; False: tree masks, equal up to rounding. Chains are exact anyway.
         layers: the hidden states that every forward hands out, see :meth:`read_layers`.
+        shared: where drafters that are loaded one by one, but share weights, find each other.
     """
 
     exact_trees = True
@@ -91,6 +93,7 @@ class HFTarget:
         self.window = _window(model.config)
         self.compiled: Compiled | None = None
         self.layers: tuple[int, ...] = ()
+        self.shared: dict[Any, Any] = {}
         self.shapes, self.vocab_size = _probe(self)
         if compile:
             self.compiled = Compiled(self, compile_folder or home() / "compiled")
@@ -176,6 +179,15 @@ class HFTarget:
         size = self.hidden_size
         starts = [self.layers.index(layer) * size for layer in layers]
         return torch.cat([torch.arange(start, start + size, device=self.device) for start in starts])
+
+    @contextmanager
+    def untouched(self) -> Iterator[Any]:
+        """The model as transformers would run it, with its own attention. Not while sessions run."""
+        self.model.set_attn_implementation("sdpa" if self.model._supports_sdpa else "eager")
+        try:
+            yield self.model
+        finally:
+            self.model.set_attn_implementation(ATTENTION)
 
     @property
     def compile_note(self) -> str:

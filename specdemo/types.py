@@ -347,7 +347,8 @@ class Drafter(Protocol):
         ...
 
     def propose(self, k: int, rng: Rng) -> Proposal:
-        """Draft at most ``k`` tokens after the committed text (fewer, or none, when there is nothing to say)."""
+        """Draft at most ``k`` tokens after the committed text, or a tree of that depth (fewer, or none, when there is
+        nothing to say)."""
         ...
 
     def observe(self, verified: Verified) -> None:
@@ -451,6 +452,7 @@ class Arm:
         colour: two hex colours, for a light and for a dark page.
         start: makes the drafter of a run.
         k: longest draft of this arm, None for the request's.
+        nodes: most tokens of a draft that is a tree (its depth is ``k``), 0: it drafts chains.
     """
 
     name: str
@@ -459,6 +461,7 @@ class Arm:
     domain: str = ""
     colour: tuple[str, str] = ("", "")
     k: int | None = None
+    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specdemo import __version__, cli
+from specdemo.pools import pool_names
 from specdemo.store import Store
 from specdemo.types import Message, Sampling
 
@@ -284,8 +285,8 @@ def test_closed_pipe_is_no_error(home: Path) -> None:
     ("what", "names"),
     [
         ("selectors", ["hedgespec", "metasd-ucb", "round-robin", "random", "fixed", "none"]),
-        ("drafters", ["prompt-lookup", "suffix", "causal_lm"]),
-        ("pools", ["embedded", "self-draft"]),
+        ("drafters", ["prompt-lookup", "suffix", "causal_lm", "eagle", "hydra", "medusa"]),
+        ("pools", pool_names()),
     ],
 )
 def test_list(capsys: pytest.CaptureFixture[str], what: str, names: list[str]) -> None:
@@ -307,7 +308,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tiny_model: Path, home: Path
     assert found["versions"]["python"].startswith("3.")
     assert found["threads"] >= 1
     assert found["dtype"] in ("float32", "bfloat16", "float16")
-    assert [pool["name"] for pool in found["pools"]] == ["embedded", "self-draft"]
+    assert [pool["name"] for pool in found["pools"]] == pool_names()
     assert found["database"] == {"path": str(home / "runs.db"), "writable": True, "runs": 0, "problem": None}
     code, out, _ = run(capsys, "doctor")
     assert code == 0

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaModel
 from specdemo.drafters import hydra, medusa
 from specdemo.drafters.head_configs import HydraConfig, MedusaConfig
 from specdemo.drafters.hydra import DraftHeads, HeadBank, HeadDrafter, HeadRun, HydraHeads
+from specdemo.drafters.law import Law
 from specdemo.drafters.medusa import MedusaHeads
 from specdemo.drafters.tree import dynamic_tree
 from specdemo.engine import generate
@@ -86,6 +87,10 @@ class Reading:
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.at = tokens, 0
         self.features = torch.cat([torch.zeros(1, H, dtype=torch.float64), states(tokens)[:-1]])
+
+    def rest(self, start: int) -> Verified:
+        self.at = start
+        return self.next(len(self.tokens) - start)
 
     def next(self, n: int, judged: bool = False) -> Verified:
         here = slice(self.at, self.at + n)
@@ -267,6 +272,20 @@ def test_catch_up_tells_what_would_have_been_proposed(family: str, law: str, nod
         single.catch_up(few.next(1))
 
 
+def test_penalties_find_their_columns_in_a_draft_vocabulary() -> None:
+    """The law over a draft vocabulary is that over all tokens, of which the others are impossible."""
+    logits = torch.randn(2, len(VOCAB), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    contexts = [[9, 9, 40, 33], [9, 9, 40, 33, 33]]
+    got = Law(Warp(PENALTIES, 1), V)(logits, VOCAB, contexts)
+    for row, one, context in zip(got, logits, contexts, strict=True):
+        wanted = one.clone()
+        for column, token in enumerate(VOCAB.tolist()):
+            if token in context:
+                wanted[column] = one[column] * 1.5 if one[column] < 0 else one[column] / 1.5
+                wanted[column] -= 0.7 * context[1:].count(token)
+        assert torch.allclose(row, wanted.softmax(-1), atol=1e-12)
+
+
 @pytest.mark.parametrize("nodes", [0, 6])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_to_draft_from(family: str, nodes: int, target) -> None:
@@ -292,6 +311,13 @@ def test_arms_of_one_bank_read_the_text_once(target) -> None:
     alone.catch_up(Reading(tokens).next(9))
     assert tree.run is chain.run
     assert tree.propose(3, Dice(0)) == alone.propose(3, Dice(0))
+    chain.catch_up(one.next(2))
+    tree.catch_up(other.next(2))
+    late = bank.start()(context)  # has read nothing while the others were at 11: of its 14 three are new
+    late.catch_up(Reading(tokens).next(14))
+    alone.catch_up(Reading(tokens[:14]).rest(9))
+    assert late.propose(1, Dice(0)).tokens == alone.propose(1, Dice(0)).tokens[:1]
+    assert torch.allclose(late.ahead, alone.ahead, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

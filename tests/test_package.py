@@ -77,7 +77,8 @@ def test_what_is_imported_is_required(project: dict[str, dict[str, list[str]]]) 
 
 def test_wheel_contains_code_and_data(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(ROOT / "specdemo", source / "specdemo", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("specdemo", "assets", "data"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = f"from setuptools.build_meta import build_wheel; print(build_wheel({str(tmp_path)!r}))"
@@ -85,6 +86,9 @@ def test_wheel_contains_code_and_data(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / name) as wheel:
         packed = set(wheel.namelist())
     wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "specdemo").rglob("*") if p.is_file()}
+    wanted |= {
+        f"specdemo/{p.relative_to(ROOT)}" for f in ("assets", "data") for p in (ROOT / f).rglob("*") if p.is_file()
+    }
     wanted = {name for name in wanted if "__pycache__" not in name}
     assert wanted <= packed
     assert not {name for name in packed if not name.startswith("specdemo")}
@@ -93,7 +97,7 @@ def test_wheel_contains_code_and_data(tmp_path: Path) -> None:
 
 
 def test_examples() -> None:
-    lines = (ROOT / "specdemo" / "data" / "examples.jsonl").read_text("utf-8").splitlines()
+    lines = (ROOT / "data" / "examples.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     assert all(set(row) == {"id", "domain", "prompt"} for row in rows)
     assert len({row["id"] for row in rows}) == len({row["prompt"] for row in rows}) == len(rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specdemo.drafters import DRAFTERS
-from specdemo.pools import load_pool, pool_names, read_pool
+from specdemo.pools import load_pool, offered_pools, pool_names, read_pool
 from specdemo.types import Message, Request, SpecdemoError
 
 GOOD = """
@@ -29,7 +29,14 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 
 
 def test_default_pool_comes_first() -> None:
-    assert pool_names() == ["embedded", "self-draft"]
+    assert pool_names() == ["embedded", "self-draft", "smollm2-1.7b", "vicuna-7b", "llama3.1-8b", "qwen3-8b"]
+
+
+def test_pools_for_gpus_are_offered_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert offered_pools() == ["embedded", "self-draft"]
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert offered_pools() == pool_names()
 
 
 @pytest.mark.parametrize("name", pool_names())
@@ -55,7 +62,7 @@ def test_a_pool_file_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("title =", "titel ="), "the file has an unknown key 'titel'. It may have: title, target, arms"),
+        (("title =", "titel ="), "the file has an unknown key 'titel'. It may have: title, target, arms, gpu"),
         (("[target]", "[[target]]"), "target of the file is .* it must be a table"),
         (('source = "embedded"', ""), r"\[target\] lacks the key 'source'"),
         (('source = "embedded"', 'source = "embedded"\ndevice = "cpu"'), r"\[target\] has an unknown key 'device'"),
@@ -90,7 +97,10 @@ def test_unknown_pool(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("prompt-lookup", "telepathy"), "unknown family 'telepathy'. There are: prompt-lookup, suffix, causal_lm"),
+        (
+            ("prompt-lookup", "telepathy"),
+            "unknown family 'telepathy'. There are: prompt-lookup, suffix, causal_lm, eagle",
+        ),
         (("longest", "length"), "unknown option 'length'. Family 'prompt-lookup' may have: longest, shortest"),
     ],
 )

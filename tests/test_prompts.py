@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import specdemo
+from specdemo.models import shipped
 from specdemo.training import prompts
 from specdemo.training.prompts import DOMAINS, write_prompts
 from specdemo.types import SpecdemoError
 
 DATA = Path(__file__).parent.parent / "data"
-EXAMPLES = Path(specdemo.__file__).parent / "data" / "examples.jsonl"
+EXAMPLES = shipped("data") / "examples.jsonl"
 KEYS = {"mixed": {"parts"}, "twins": {"twin_of"}}
 GENERATED = 2_000
 

@@ -24,8 +24,9 @@ class Family:
 
     @property
     def options(self) -> dict[str, object]:
-        """Options with their defaults."""
-        return {p.name: p.default for p in list(inspect.signature(self.load).parameters.values())[1:]}
+        """Options with their defaults; None for those that must be given."""
+        options = list(inspect.signature(self.load).parameters.values())[1:]
+        return {p.name: None if p.default is p.empty else p.default for p in options}
 
 
 DRAFTERS: dict[str, Family] = {

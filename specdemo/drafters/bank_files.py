@@ -1,21 +1,24 @@
-"""A bank on disk: one folder with the common head, and one small file per member.
+"""Our own heads on disk. None has an LM head of its own: they take rows of the target's.
+
+A bank of EAGLE heads is a folder with the common head, and one small file per member:
 
 * ``config.json``: ``format`` (``FORMAT``), ``head`` (fields of :class:`EagleConfig`), ``vocabulary`` (sha256 of the
   target's tokens, see :func:`vocabulary_hash`), ``members`` (by name: ``rank``, 0 for the common weights as they are).
 * ``head.safetensors``: the common weights, named as in :class:`EagleHead`.
 * ``<member>.safetensors``: ``vocab`` (int32, target ids it can draft) and, if it has a rank, its :class:`Delta`.
 
-There is no LM head: members take rows of the target's.
+Hydra heads are a folder with ``config.json`` (``format`` ``HYDRA``, ``heads``: fields of :class:`HydraConfig`,
+``vocabulary``) and ``heads.safetensors`` (``vocab``, and the weights named as in :class:`HydraHeads`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -24,10 +27,14 @@ from torch import Tensor
 from specdemo.drafters.bank import Member
 from specdemo.drafters.checkpoint import demand, demand_finite, read_safetensors
 from specdemo.drafters.eagle_head import Delta, EagleConfig, EagleHead
+from specdemo.drafters.head_configs import HydraConfig
 from specdemo.drafters.head_settings import read_config
+from specdemo.drafters.hydra import HydraHeads
 from specdemo.types import SpecdemoError
 
+Config = TypeVar("Config")
 FORMAT = "specdemo-bank-1"
+HYDRA = "specdemo-hydra-1"
 
 
 def is_bank(folder: Path) -> bool:
@@ -70,20 +77,16 @@ def read_head(folder: Path, tokenizer: Any) -> EagleHead:
     Raises:
         SpecdemoError: the files are damaged, or were made for another target.
     """
-    config = _checked(folder)
-    if config["vocabulary"] != vocabulary_hash(tokenizer):
-        raise SpecdemoError(
-            f"{folder} holds draft heads for another vocabulary than the target's. Heads serve only the model they "
-            "were trained on; choose those of this target, or train some (`specdemo train`)."
-        )
-    head = EagleHead(_config(folder, config["head"]))
+    config = _checked(folder, FORMAT, "head", "members")
+    _same_vocabulary(folder, config, tokenizer)
+    head = EagleHead(_fields(folder, EagleConfig, {**config["head"], "layers": tuple(config["head"]["layers"])}))
     head.load_state_dict(_read(folder / "head.safetensors", head.state_dict()))
     return head
 
 
 def read_member(folder: Path, name: str, head: EagleHead, lm_head: Tensor) -> Member:
     """A member of a bank, with its rows of the target's ``lm_head`` [V, hidden]."""
-    members = _checked(folder)["members"]
+    members = _checked(folder, FORMAT, "head", "members")["members"]
     if name not in members:
         raise SpecdemoError(f"{folder} has no head {name!r}; it has: {', '.join(sorted(members))}.")
     rank = int(members[name]["rank"])
@@ -91,14 +94,41 @@ def read_member(folder: Path, name: str, head: EagleHead, lm_head: Tensor) -> Me
     file = folder / f"{name}.safetensors"
     expected = {} if delta is None else dict(delta.state_dict())
     tensors = _read(file, expected, also="vocab")
-    vocab = tensors.pop("vocab").long()
-    if int(vocab.min()) < 0 or int(vocab.max()) >= len(lm_head) or len(torch.unique(vocab)) < len(vocab):
-        raise SpecdemoError(f"{file}: vocab must list different token ids below {len(lm_head)}.")
+    vocab = _vocab(file, tensors.pop("vocab"), len(lm_head))
     if delta is not None:
         delta.load_state_dict(tensors)
         delta.requires_grad_(False).to(lm_head.device, lm_head.dtype)
     vocab = vocab.to(lm_head.device)
     return Member(name, delta, vocab, lm_head[vocab].contiguous())
+
+
+def is_hydra(folder: Path) -> bool:
+    """Whether a folder holds our own kind of Hydra heads."""
+    return (folder / "heads.safetensors").is_file()
+
+
+def write_hydra(folder: Path, heads: HydraHeads, vocab: Tensor, tokenizer: Any) -> None:
+    """Write Hydra heads that take rows of the target's LM head."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in heads.state_dict().items()}
+    save_file({"vocab": vocab.to(torch.int32).contiguous(), **weights}, folder / "heads.safetensors")
+    _write_config(folder, {"format": HYDRA, "vocabulary": vocabulary_hash(tokenizer), "heads": asdict(heads.config)})
+
+
+def read_hydra_heads(folder: Path, tokenizer: Any, vocab_size: int) -> tuple[HydraHeads, Tensor]:
+    """Hydra heads, and the target ids they can draft.
+
+    Raises:
+        SpecdemoError: the files are damaged, or were made for another target.
+    """
+    config = _checked(folder, HYDRA, "heads")
+    _same_vocabulary(folder, config, tokenizer)
+    heads = HydraHeads(_fields(folder, HydraConfig, config["heads"]), own_lm_head=False, norm=True)
+    file = folder / "heads.safetensors"
+    tensors = _read(file, heads.state_dict(), also="vocab")
+    vocab = _vocab(file, tensors.pop("vocab"), vocab_size)
+    heads.load_state_dict(tensors)
+    return heads, vocab
 
 
 def _read(file: Path, expected: Mapping[str, Tensor], also: str = "") -> dict[str, Tensor]:
@@ -113,18 +143,33 @@ def _read(file: Path, expected: Mapping[str, Tensor], also: str = "") -> dict[st
     return tensors
 
 
-def _checked(folder: Path) -> dict[str, Any]:
+def _vocab(file: Path, vocab: Tensor, size: int) -> Tensor:
+    vocab = vocab.long()
+    if not len(vocab) or int(vocab.min()) < 0 or int(vocab.max()) >= size or len(torch.unique(vocab)) < len(vocab):
+        raise SpecdemoError(f"{file}: vocab must list different token ids below {size}.")
+    return vocab
+
+
+def _checked(folder: Path, wanted: str, *keys: str) -> dict[str, Any]:
     config = read_config(folder)
-    if config.get("format") != FORMAT or not {"head", "vocabulary", "members"} <= config.keys():
-        raise SpecdemoError(f"{folder / 'config.json'} is not that of a bank of draft heads ({FORMAT}).")
+    if config.get("format") != wanted or not {"vocabulary", *keys} <= config.keys():
+        raise SpecdemoError(f"{folder / 'config.json'} is not that of draft heads in the format {wanted}.")
     return config
 
 
-def _config(folder: Path, fields: Mapping[str, Any]) -> EagleConfig:
+def _same_vocabulary(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> None:
+    if config["vocabulary"] != vocabulary_hash(tokenizer):
+        raise SpecdemoError(
+            f"{folder} holds draft heads for another vocabulary than the target's. Heads serve only the model they "
+            "were trained on; choose those of this target, or train some (`specdemo train`)."
+        )
+
+
+def _fields(folder: Path, kind: Callable[..., Config], fields: Mapping[str, Any]) -> Config:
     try:
-        return EagleConfig(**{**fields, "layers": tuple(fields["layers"])})
+        return kind(**fields)
     except (TypeError, KeyError) as error:
-        raise SpecdemoError(f"{folder / 'config.json'}: head does not describe an EAGLE head: {error}.") from error
+        raise SpecdemoError(f"{folder / 'config.json'} does not describe a draft head: {error}.") from error
 
 
 def _write_config(folder: Path, config: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -87,9 +86,6 @@ class Eagle:
         return dynamic_tree(depth, self.nodes, first, expand, run.vocab(member, known))
 
 
-_BANKS: WeakKeyDictionary[HFTarget, dict[Path, Bank]] = WeakKeyDictionary()  # those each target has loaded
-
-
 def load(target: Target, *, model: str, member: str = "", nodes: int = 0, grow: bool = True) -> DrafterStart:
     """An EAGLE head: a published checkpoint (EAGLE-1, EAGLE-3, SpecForge, speculators), or a member of our own bank.
 
@@ -104,12 +100,11 @@ def load(target: Target, *, model: str, member: str = "", nodes: int = 0, grow: 
     if not isinstance(target, HFTarget):
         raise SpecdemoError("eagle drafts only for targets loaded through transformers.")
     folder = fetch(model)
-    banks = _BANKS.setdefault(target, {})
-    key = folder / ("grow" if grow else "fixed")
     if is_bank(folder):
-        if key not in banks:
-            banks[key] = _bank(target, read_head(folder, target.tokenizer.hf), grow)
-        bank = banks[key]
+        key = ("bank", folder.resolve(), grow)
+        if key not in target.shared:
+            target.shared[key] = _bank(target, read_head(folder, target.tokenizer.hf), grow)
+        bank = target.shared[key]
         number = bank.join(read_member(folder, member, bank.head, target.lm_head))
     else:
         bank, number = _published(target, folder), 0

@@ -88,7 +88,8 @@ def extract(corpus: Path, folder: Path, target: HFTarget, layers: Sequence[int],
         out = folder / f"{domain}.safetensors"
         if out.exists():
             continue
-        with tqdm(total=sum(len(t.tokens) for t in texts), unit="tok", desc=domain, disable=not progress) as bar:
+        total = sum(len(t.tokens) for t in texts)
+        with target.untouched(), tqdm(total=total, unit="tok", desc=domain, disable=not progress) as bar:
             hidden = _hidden(texts, target, tuple(layers), bar)
         ids, law = laws(hidden, target, among)
         lengths = torch.tensor([0, *(len(t.tokens) for t in texts)])
@@ -158,7 +159,6 @@ def _hidden(texts: Sequence[Text], target: HFTarget, layers: tuple[int, ...], ba
     size = target.model.config.get_text_config().hidden_size
     starts = torch.tensor([0, *(len(t.tokens) for t in texts)]).cumsum(0).tolist()
     out = torch.empty(starts[-1], len(layers) * size, dtype=target.dtype)
-    target.model.set_attn_implementation("sdpa")
     for batch in _batches(texts):
         ids = torch.zeros(len(batch), max(len(texts[i].tokens) for i in batch), dtype=torch.long)
         for row, i in enumerate(batch):

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from tqdm import tqdm
 
 from specdemo.drafters.eagle_head import Delta, EagleHead
+from specdemo.drafters.hydra import HydraHeads
 from specdemo.training.features import Features
 from specdemo.training.unroll import Rows, unroll
 
 DECAY = 0.8  # weight of each later step, as in EAGLE-3
+
+States = Callable[[Rows, Tensor, int], Iterable[Tensor]]
+"""``states(rows, embedding, steps)``: what the LM head reads at steps 0, 1 ..., [b, t - 1 - s, hidden] each, where
+index i of step s drafts token i + 2 + s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +159,8 @@ class Teacher:
 
 
 def train(
-    head: EagleHead,
-    delta: Delta | None,
+    learner: nn.Module,
+    states: States,
     corpus: Corpus,
     teacher: Teacher,
     recipe: Recipe,
@@ -162,24 +168,21 @@ def train(
     progress: bool = True,
     every: Callable[[int], None] | None = None,
 ) -> None:
-    """Train the head, or the delta if there is one (the head then stays as it is). Goes on from ``checkpoint``.
+    """Train what ``learner`` holds. Goes on from ``checkpoint``, if there is one.
 
     Args:
+        states: see :data:`States`.
         every: called with the positions seen so far, once per 5 % of the way.
     """
-    learner: nn.Module = head if delta is None else delta
-    head.requires_grad_(delta is None)
-    learner.requires_grad_(True)
     optimizer = torch.optim.AdamW(learner.parameters(), recipe.lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
     seen = _resume(checkpoint, learner, optimizer)
-    generator = torch.Generator().manual_seed(recipe.seed + seen)
-    batches = _batches(corpus, recipe, generator)
+    batches = _batches(corpus, recipe, torch.Generator().manual_seed(recipe.seed + seen))
+    mark = seen
     with tqdm(total=recipe.positions, initial=seen, unit="pos", unit_scale=True, disable=not progress) as bar:
-        mark = seen
         while seen < recipe.positions:
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * schedule(seen / recipe.positions)
-            loss, hits = step(head, delta, next(batches), teacher, recipe.steps)
+            loss, hits = step(states, next(batches), teacher, recipe.steps)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(learner.parameters(), 0.5)
             optimizer.step()
@@ -195,24 +198,41 @@ def train(
     _save(checkpoint, learner, optimizer, seen)
 
 
+def eagle_states(head: EagleHead, delta: Delta | None) -> States:
+    """The head's own steps (see unroll.py); of the head as it is, or of the delta on it."""
+    return lambda rows, embedding, steps: unroll(head, delta, rows, embedding, steps)
+
+
+def hydra_states(heads: HydraHeads) -> States:
+    """Hydra's heads, one per step; each text's prefix sees only its own text."""
+
+    def states(rows: Rows, embedding: Tensor, steps: int) -> Iterable[Tensor]:
+        same = rows.document[:, :, None] == rows.document[:, None, :]
+        mask = torch.ones_like(same[0]).tril() & same
+        read: list[Tensor] = heads(rows.features, F.embedding(rows.tokens, embedding), mask[:, None])
+        return read[:steps]
+
+    return states
+
+
 def schedule(done: float) -> float:
     """Learning rate relative to its peak: warm-up, then a cosine."""
     return min(done / 0.03 + 0.01, 1.0) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
-def step(head: EagleHead, delta: Delta | None, rows: Rows, teacher: Teacher, steps: int) -> tuple[Tensor, list[float]]:
+def step(states: States, rows: Rows, teacher: Teacher, steps: int) -> tuple[Tensor, list[float]]:
     """Mean loss over all steps, and the share of positions at which each step's first choice is the target's."""
     with torch.autocast(rows.tokens.device.type, torch.bfloat16, enabled=teacher.rows.dtype == torch.bfloat16):
         columns, law = teacher.law(rows)
         total, weights, hits = torch.zeros(()), 0.0, []
-        for s, states in enumerate(unroll(head, delta, rows, teacher.embedding, steps)):
-            n = states.shape[1]
+        for s, read in enumerate(states(rows, teacher.embedding, steps)):
+            n = read.shape[1]
             shift = slice(1 + s, 1 + s + n)  # the token before the drafted one, after which the target's law stands
             weight = (rows.weight[:, shift] * (rows.document[:, shift] == rows.document[:, :n])).flatten()
             first = columns[:, shift, 0].flatten()
             keep = ((weight > 0) & (first >= 0)).nonzero()[:, 0]
             loss, top = Frozen.apply(  # type: ignore[no-untyped-call]
-                states.flatten(0, 1)[keep],
+                read.flatten(0, 1)[keep],
                 teacher.rows,
                 columns[:, shift].flatten(0, 1)[keep].clamp_min(0),
                 law[:, shift].flatten(0, 1)[keep],

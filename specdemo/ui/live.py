@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from specdemo.metrics import tokens_per_second
-from specdemo.pools import load_pool, pool_names, read_pool
+from specdemo.models import shipped
+from specdemo.pools import load_pool, offered_pools, read_pool
 from specdemo.provenance import provenance
 from specdemo.record import record
 from specdemo.selectors import SELECTORS, selector_options, summary
@@ -37,7 +38,7 @@ from specdemo.ui.verdict import in_words
 
 SAME, EARLIER = "the same request, measured just now", "an earlier run on this pool with as many rows"
 ENOUGH = 16  # rounds that make a speed worth remembering
-EXAMPLES = Path(__file__).resolve().parents[1] / "data" / "examples.jsonl"
+EXAMPLES = shipped("data") / "examples.jsonl"
 
 
 class Live:
@@ -55,7 +56,7 @@ class Live:
     ) -> None:
         self._behind = compile
         self._runs = Runs(store)
-        self._files = {file.name: file for file in map(read_pool, pools or pool_names())}
+        self._files = {file.name: file for file in map(read_pool, pools or offered_pools())}
         self._how = how
         self._pools: dict[str, Pool] = {}
         self._readiness: dict[str, Readiness] = {}

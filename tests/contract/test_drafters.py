@@ -10,7 +10,8 @@ from specdemo.drafters import DRAFTERS
 from specdemo.drafters.suffix import SuffixAutomaton
 from specdemo.sampling import Dice, Warp
 from specdemo.types import DraftContext, Sampling, Verified
-from tests import tiny
+from specdemo.verify import draft_law
+from tests import heads, tiny
 
 GREEDY = Sampling()
 PROMPT = (5, 9, 7, 5, 9, 8, 5, 9)
@@ -21,29 +22,40 @@ def model():
     return tiny.target()
 
 
-def started(name, model, sampling=GREEDY, earlier=(), **options):
-    drafter = DRAFTERS[name].load(model, **options)(DraftContext(earlier, Warp(sampling, len(PROMPT)), 100))
-    drafter.catch_up(Verified(PROMPT))
+@pytest.fixture(scope="module")
+def loaded(model, tmp_path_factory):
+    """Every family with the options it needs, loaded for the tiny target."""
+    folder = tmp_path_factory.mktemp("heads")
+    return {name: DRAFTERS[name].load(model, **heads.options(name, folder)) for name in DRAFTERS}
+
+
+def begun(start, model, sampling=GREEDY, earlier=()):
+    drafter = start(DraftContext(earlier, Warp(sampling, len(PROMPT)), 100))
+    drafter.catch_up(Verified(PROMPT, features=heads.states(model, list(PROMPT))))
     return drafter
 
 
+def started(name, model, sampling=GREEDY, earlier=(), **options):
+    return begun(DRAFTERS[name].load(model, **options), model, sampling, earlier)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_proposals_are_drawn_from_their_law(name, model) -> None:
+def test_proposals_are_drawn_from_their_law(name, model, loaded) -> None:
     """The most frequent public correctness bug of this field: q that is not what was drawn from."""
-    drafter, dice = started(name, model, Sampling(1.2, top_k=6)), Dice(0)
+    drafter, dice = begun(loaded[name], model, Sampling(1.2, top_k=6)), Dice(0)
     proposals = [drafter.propose(2, dice) for _ in range(1500)]
     for position in range(2):
         count = np.bincount([p.tokens[position] for p in proposals], minlength=64) / len(proposals)
         if proposals[0].probs is None:
             assert count.max() == 1
         else:
-            q = torch.stack([p.probs[position] for p in proposals]).mean(0).double().numpy()
+            q = torch.stack([draft_law(p, position, torch.zeros(64)) for p in proposals]).mean(0).double().numpy()
             assert 0.5 * np.abs(count - q).sum() < 0.06
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_greedy_proposals_are_certain_and_at_most_k(name, model) -> None:
-    drafter = started(name, model)
+def test_greedy_proposals_are_certain_and_at_most_k(name, model, loaded) -> None:
+    drafter = begun(loaded[name], model)
     for k in range(6):
         proposal = drafter.propose(k, Dice(0))
         assert len(proposal.tokens) <= k
@@ -52,17 +64,19 @@ def test_greedy_proposals_are_certain_and_at_most_k(name, model) -> None:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
-def test_catch_up_tells_what_would_have_been_proposed(name, sampling, model) -> None:
+def test_catch_up_tells_what_would_have_been_proposed(name, sampling, model, loaded) -> None:
     """Teacher-forced rows at each position equal the first draft of a drafter that stands there; drafting in between
     and the grouping into calls change nothing."""
     text, dice = (7, 5, 9, 8, 30, 31, 5, 9, 7), Dice(0)
     target_law = torch.full((1, 64), 1 / 64, dtype=torch.float64)
-    grouped, single = started(name, model, sampling), started(name, model, sampling)
+    grouped, single = begun(loaded[name], model, sampling), begun(loaded[name], model, sampling)
+    whole, n = [*PROMPT, *text], len(PROMPT)
+    read = heads.states(model, whole)
     grouped.propose(4, dice)
-    rows = grouped.catch_up(Verified(text[:4], target_law.repeat(4, 1)))
+    rows = grouped.catch_up(heads.verified(whole, read, n, n + 4, target_law.repeat(4, 1)))
     grouped.propose(3, dice)
-    more = grouped.catch_up(Verified(text[4:], target_law.repeat(5, 1)))
-    for i, token in enumerate(text):
+    more = grouped.catch_up(heads.verified(whole, read, n + 4, n + 9, target_law.repeat(5, 1)))
+    for i in range(len(text)):
         rows_i, j = (rows, i) if i < 4 else (more, i - 4)
         proposal = single.propose(1, dice)
         if rows_i.tokens is not None:
@@ -70,14 +84,15 @@ def test_catch_up_tells_what_would_have_been_proposed(name, sampling, model) -> 
         elif proposal.probs is not None:
             assert torch.allclose(rows_i.probs[j], proposal.probs[0], atol=1e-9)
         else:
-            assert int(rows_i.probs[j].argmax()) == proposal.tokens[0]
-        single.catch_up(Verified((token,)))
+            column = int(rows_i.probs[j].argmax())
+            assert (column if rows_i.vocab is None else int(rows_i.vocab[column])) == proposal.tokens[0]
+        single.catch_up(heads.verified(whole, read, n + i, n + i + 1))
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_families_explain_themselves(name) -> None:
     assert DRAFTERS[name].summary
-    assert all(isinstance(v, (int, str, bool)) for v in DRAFTERS[name].options.values())
+    assert all(v is None or isinstance(v, (int, str, bool)) for v in DRAFTERS[name].options.values())
 
 
 def test_prompt_lookup_copies_after_the_latest_longest_match(model) -> None:

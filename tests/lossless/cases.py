@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib.resources import files
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from specdemo.drafters import DRAFTERS
 from specdemo.engine import generate
-from specdemo.models import embedded_model
+from specdemo.models import embedded_model, shipped
 from specdemo.target import HFTarget
 from specdemo.types import Arm, Message, Pool, Request, Round
 
@@ -27,9 +26,7 @@ DRAFTER_OPTIONS = {
 @lru_cache
 def prompts() -> list[str]:
     """Twenty of the example prompts, all domains in turn."""
-    rows = [
-        json.loads(line) for line in files("specdemo").joinpath("data/examples.jsonl").read_text("utf-8").splitlines()
-    ]
+    rows = [json.loads(line) for line in (shipped("data") / "examples.jsonl").read_text("utf-8").splitlines()]
     by_domain: dict[str, list[str]] = {}
     for row in rows:
         by_domain.setdefault(row["domain"], []).append(row["prompt"])

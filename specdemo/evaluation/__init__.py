@@ -1,0 +1,1 @@
+"""Measuring drafters and selectors on prompts."""

@@ -1,0 +1,117 @@
+"""What ``specdemo train`` does, step by step: features, whole heads, specialists, Hydra heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from specdemo.drafters.bank_files import read_head, write_head, write_hydra, write_member
+from specdemo.drafters.eagle_head import Delta, EagleConfig, EagleHead
+from specdemo.drafters.head_configs import HydraConfig
+from specdemo.drafters.hydra import HydraHeads
+from specdemo.target import HFTarget
+from specdemo.training.features import Features, load
+from specdemo.training.heads import Corpus, Recipe, Teacher, eagle_states, hydra_states, train
+
+VOCABULARY = 8192  # tokens a general head drafts
+
+
+def feature_layers(target: HFTarget) -> tuple[int, ...]:
+    """The hidden states that features keep: a low one, a late one, and the last, as the LM head sees it."""
+    return target.depth // 4 + 1, target.depth * 4 // 5, target.depth
+
+
+def train_head(target: HFTarget, features: Path, domains: Sequence[str], bank: Path, name: str, recipe: Recipe) -> None:
+    """Train a general EAGLE-3 head on these domains, and make a bank of it with one member, ``name``."""
+    texts = {domain: load(features, domain) for domain in domains}
+    layers = next(iter(texts.values())).layers
+    head = new_head(target, layers, recipe.seed)
+    vocab = vocabulary(list(texts.values()), target.vocab_size, VOCABULARY)
+    teacher = Teacher.of(target.embedding, target.lm_head, vocab)
+    corpus = Corpus(texts, layers, held_out=False, prompts=recipe.prompts)
+    train(head, eagle_states(head, None), corpus, teacher, recipe, _checkpoint(bank, name))
+    write_head(bank, head, target.tokenizer.hf)
+    write_member(bank, name, vocab, None)
+
+
+def train_specialist(
+    target: HFTarget, features: Path, domain: str, bank: Path, name: str, recipe: Recipe, rank: int, size: int
+) -> None:
+    """Train a low-rank delta of a bank's head on one domain, with a vocabulary of ``size`` tokens of that domain."""
+    head = read_head(bank, target.tokenizer.hf).requires_grad_(False)
+    texts = load(features, domain)
+    torch.manual_seed(recipe.seed)
+    delta = new_delta(head, rank)
+    vocab = vocabulary([texts], target.vocab_size, size)
+    teacher = Teacher.of(target.embedding, target.lm_head, vocab)
+    corpus = Corpus({domain: texts}, head.config.layers, held_out=False, prompts=recipe.prompts)
+    train(delta, eagle_states(head, delta), corpus, teacher, recipe, _checkpoint(bank, name))
+    write_member(bank, name, vocab, delta)
+
+
+def train_hydra(
+    target: HFTarget, features: Path, domains: Sequence[str], folder: Path, recipe: Recipe, heads: int
+) -> None:
+    """Train ``heads`` Hydra heads on these domains."""
+    texts = {domain: load(features, domain) for domain in domains}
+    torch.manual_seed(recipe.seed)
+    network = HydraHeads(hydra_config(target, heads), own_lm_head=False, norm=True)
+    vocab = vocabulary(list(texts.values()), target.vocab_size, VOCABULARY)
+    teacher = Teacher.of(target.embedding, target.lm_head, vocab)
+    corpus = Corpus(texts, (target.depth,), held_out=False, prompts=recipe.prompts)
+    train(network, hydra_states(network), corpus, teacher, recipe, _checkpoint(folder, "heads"))
+    write_hydra(folder, network, vocab, target.tokenizer.hf)
+
+
+def new_head(target: HFTarget, layers: Sequence[int], seed: int) -> EagleHead:
+    """An untrained EAGLE-3 head of the target's own width."""
+    c = target.model.config.get_text_config()
+    torch.manual_seed(seed)
+    head = EagleHead(
+        EagleConfig(
+            hidden_size=c.hidden_size,
+            intermediate_size=c.intermediate_size,
+            num_heads=c.num_attention_heads,
+            num_kv_heads=c.num_key_value_heads,
+            head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
+            target_size=c.hidden_size,
+            layers=tuple(layers),
+            vocab_size=target.vocab_size,
+            fc_norm=True,  # raw hidden states have outlier channels, which slow training down several times
+        )
+    )
+    for parameter in head.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=0.02)
+    return head
+
+
+def new_delta(head: EagleHead, rank: int) -> Delta:
+    """A delta that changes nothing yet."""
+    delta = Delta(head.config, rank)
+    with torch.no_grad():
+        delta.norm.copy_(head.get_parameter("norm.weight"))
+    return delta
+
+
+def hydra_config(target: HFTarget, heads: int) -> HydraConfig:
+    """Hydra heads of two residual blocks without a prefix layer: small enough for the embedded target."""
+    size = target.hidden_size
+    return HydraConfig(size, heads, 2, False, 0, 0, 0, 0.0, 0.0, target.vocab_size)
+
+
+def vocabulary(texts: Sequence[Features], vocab_size: int, size: int) -> Tensor:
+    """[size] the tokens that answers are made of most often, each domain counting alike, in order of their ids."""
+    share = torch.zeros(vocab_size, dtype=torch.float64)
+    for f in texts:
+        written = f.tokens[f.answers].long()
+        share += torch.bincount(written, minlength=vocab_size) / max(1, len(written))
+    kept = share.argsort(descending=True)[:size]
+    return kept[share[kept] > 0].sort().values
+
+
+def _checkpoint(folder: Path, name: str) -> Path:
+    return folder / "training" / f"{name}.pt"
