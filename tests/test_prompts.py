@@ -15,8 +15,8 @@ from specdemo.training import prompts
 from specdemo.training.prompts import DOMAINS, write_prompts
 from specdemo.types import SpecdemoError
 
-DATA = Path(__file__).parent.parent / "data"
-EXAMPLES = shipped("data") / "examples.jsonl"
+DATA = shipped("data")
+EXAMPLES = DATA / "examples.jsonl"
 KEYS = {"mixed": {"parts"}, "twins": {"twin_of"}}
 GENERATED = 2_000
 
@@ -25,7 +25,7 @@ def read(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-FILES = {path.stem: read(path) for path in sorted(DATA.glob("*.jsonl"))}
+FILES = {path.stem: read(path) for path in sorted(DATA.glob("*.jsonl")) if path != EXAMPLES}
 ROWS = [row for rows in FILES.values() for row in rows]
 
 

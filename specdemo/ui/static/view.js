@@ -13,7 +13,7 @@ const make = (tag, cls, text) => {
   return el;
 };
 const plain = p => p.indexOf('\x1e') < 0 ? p : p.replace(/\x1e([01])/g, (_, d) => d === '0' ? '\x1e' : '\x1f');
-const number = c => c === '0' ? 0 : (parseInt(c, 36) - 1) % 8 + 1;   // eight colours and underlines, then again from the first
+const number = c => c === '0' ? 0 : (parseInt(c, 36) - 1) % 16 + 1;   // eight underlines, the same with a line above, then again from the first
 const BIDI = /[\u202a-\u202e\u2066-\u2069]/;
 const changed = (key, value) => {
   const now = JSON.stringify(value);
