@@ -17,12 +17,13 @@ import pytest
 from specdemo.metrics import drafter_of_token, summarise
 from specdemo.types import Message, Request, Round, SpecdemoError
 from specdemo.ui import chat as chat_module
-from specdemo.ui.backend import Baseline, Check, Option, Outcome, Source, Stored
+from specdemo.ui.backend import Baseline, Check, Option, Outcome, Source, Stored, Team
 from specdemo.ui.chat import SETTINGS, Chat, ask, chat_of, form_of
 from specdemo.ui.lane import Lane
 from specdemo.ui.page import Scene, end, page, stored_page
 from specdemo.ui.palette import PALETTE, colour
 from specdemo.ui.stream import COLUMNS, DIGITS, ESC, SEP, Answer, clean, columns, facts, legend, slower
+from specdemo.ui.team import team_html
 from specdemo.ui.verdict import in_words
 from tests.traces import ARMS, make_round, make_start, make_trace
 
@@ -366,3 +367,17 @@ def test_static_files_hold_no_template_code() -> None:
     assert "{{" not in text
     assert "${" not in text
     assert Option("x").about == ""
+
+
+def test_the_table_of_drafters_escapes_and_marks_the_best() -> None:
+    sources = (Source("<b>a</b>", "<script>", ("#0072B2", "#56B4E9")), Source("b", "maths"))
+    html = team_html(Team(sources, {"<b>a</b>": {"code": 2.5}, "b": {"code": 2.0, "maths": 1.5}}, "K = 5 & so on"))
+    assert "<script>" not in html
+    assert "<b>a</b>" not in html
+    assert "&lt;b&gt;a&lt;/b&gt;" in html
+    assert "<b>2.50</b>" in html
+    assert "--share:0.67'>2.00" in html
+    assert html.count("<tr>") == 3
+    assert "K = 5 &amp; so on" in html
+    assert "#0072B2" in html
+    assert "decodes plainly" in team_html(Team(()))

@@ -39,6 +39,16 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Team:
+    """The drafters of a pool, their mean acceptance lengths by domain (drafter -> domain -> tokens per round; empty where
+    nobody has measured them), and how that was measured."""
+
+    sources: tuple[Source, ...]
+    strengths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Readiness:
     """State of a pool, in words, too. ``fraction``: how much of the loading is done, None if nobody knows."""
 
@@ -128,6 +138,10 @@ class Backend(Protocol):
 
     def examples(self) -> Sequence[Example]:
         """Prompts to try."""
+        ...
+
+    def team(self, pool: str) -> Team:
+        """Who drafts in a pool, and how well."""
         ...
 
     def load(self, pool: str) -> None:

@@ -17,6 +17,7 @@ from specdemo.ui.backend import Ask, Backend, Begun, Checking, Event
 from specdemo.ui.chat import LONGEST_ANSWER, LONGEST_DRAFT, SETTINGS, Chat, ask, form_of
 from specdemo.ui.lane import Job, Lane
 from specdemo.ui.page import UNKNOWN, Scene, checking, end, page, stored_page, writing
+from specdemo.ui.team import team_html
 
 STATIC = Path(__file__).parent / "static"
 VISITORS = 32  # answers that may wait or run at once; more are refused by the queue
@@ -60,6 +61,8 @@ class Generate:
                 self._prompt()
             with gr.Column(scale=2, min_width=280):
                 self._settings()
+        with gr.Accordion("Drafters: what each is good at", open=False, elem_id="team"):
+            self.team = gr.HTML(self.show_team(self.backend.pools()[0].name), apply_default_css=False)
         self._connect(blocks)
 
     def _prompt(self) -> None:
@@ -148,6 +151,7 @@ class Generate:
         self.form["selector"].change(self.explain, self.form["selector"], explained, **AT_ONCE)
         waiting = {"concurrency_limit": None, **QUIET}
         self.form["pool"].change(self.watch_pool, self.form["pool"], self.form["pool"], **waiting)
+        self.form["pool"].change(self.show_team, self.form["pool"], self.team, **AT_ONCE)
         blocks.load(self.watch_pool, self.form["pool"], self.form["pool"], **waiting)
         blocks.load(self.open_run, None, [self.view, self.chat, *form], **AT_ONCE)
 
@@ -257,6 +261,10 @@ class Generate:
         """The selector in one line, and its options."""
         selector = self.selectors[name]
         return gr.Dropdown(info=selector.about), gr.Textbox(placeholder=json.dumps(dict(selector.options)))
+
+    def show_team(self, pool: str) -> str:
+        """The pool's drafters as a table."""
+        return team_html(self.backend.team(pool))
 
     def watch_pool(self, pool: str) -> Iterator[Any]:
         """Load a pool behind the page and show how far it is, under its name."""

@@ -32,6 +32,7 @@ from specdemo.ui.backend import (
     Readiness,
     Source,
     Stored,
+    Team,
 )
 from specdemo.ui.runs import Runs
 from specdemo.ui.verdict import in_words
@@ -77,6 +78,12 @@ class Live:
         lines = EXAMPLES.read_text("utf-8").splitlines() if EXAMPLES.exists() else []
         rows = [json.loads(line) for line in lines if line.strip()]
         return [Example(row["domain"], row["prompt"]) for row in rows]
+
+    def team(self, pool: str) -> Team:
+        """See :class:`Backend`."""
+        path = shipped("assets") / "strengths" / f"{pool}.json"
+        measured = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        return Team(self._sources(pool), measured.get("length", {}), measured.get("note", ""))
 
     def problem(self) -> str | None:
         """See :class:`Backend`."""

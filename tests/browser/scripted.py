@@ -25,6 +25,7 @@ from specdemo.ui.backend import (
     Readiness,
     Source,
     Stored,
+    Team,
 )
 from specdemo.ui.runs import Runs
 from specdemo.ui.verdict import in_words
@@ -120,6 +121,11 @@ class Scripted:
             Option("hedgespec", "Weighs every drafter by what it would have had accepted, on every token."),
             Option("none", "Plain decoding: nobody drafts."),
         ]
+
+    def team(self, pool: str) -> Team:
+        sources = (*(Source(name, f"drafter {i}") for i, name in enumerate(DRAFTERS)), Source("<b>x</b>", "<script>"))
+        rows = {name: {"code": 1.5 + 0.2 * i, "<i>": 2.5 - 0.2 * i} for i, name in enumerate(DRAFTERS)}
+        return Team(sources, rows, "mean acceptance length & more")
 
     def examples(self) -> list[Example]:
         prompts = {
