@@ -40,8 +40,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The drafters of a pool, their mean acceptance lengths by domain (drafter -> domain -> tokens per round; empty where
-    nobody has measured them), and how that was measured."""
+    """The drafters of a pool, their mean acceptance lengths by domain, and how those were measured.
+
+    ``strengths``: drafter -> domain -> tokens per round; empty where nobody has measured them.
+    """
 
     sources: tuple[Source, ...]
     strengths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
