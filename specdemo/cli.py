@@ -208,14 +208,12 @@ def _train(p: argparse.ArgumentParser) -> None:
         q.add_argument("--positions", type=float, default=positions, help=f"tokens to train on (default {positions})")
         q.add_argument("--lr", type=float, help="peak learning rate")
         if name == "specialist":
-            q.add_argument("--domain", required=True, help="what it is to be good at; also its name")
             q.add_argument("--rank", type=int, default=32, help="of the delta (default 32)")
             q.add_argument("--vocabulary", type=int, default=4096, help="tokens it drafts (default 4096)")
-        else:
-            q.add_argument("--domain", action="append", required=True, help="repeatable")
-        if name == "head":
+        q.add_argument("--domain", action="append", required=True, help="what to train on; repeatable")
+        if name != "hydra":
             q.add_argument("--name", required=True, help="of the head in its bank")
-        if name == "hydra":
+        else:
             q.add_argument("--heads", type=int, default=3, help="longest draft (default 3)")
 
 

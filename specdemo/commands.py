@@ -268,7 +268,7 @@ def train(args: argparse.Namespace) -> int:
     if args.step == "head":
         recipes.train_head(target, read, args.domain, out, args.name, recipe)
     elif args.step == "specialist":
-        recipes.train_specialist(target, read, args.domain, out, args.domain, recipe, args.rank, args.vocabulary)
+        recipes.train_specialist(target, read, args.domain, out, args.name, recipe, args.rank, args.vocabulary)
     else:
         recipes.train_hydra(target, read, args.domain, out, recipe, args.heads)
     return OK

@@ -38,16 +38,24 @@ def train_head(target: HFTarget, features: Path, domains: Sequence[str], bank: P
 
 
 def train_specialist(
-    target: HFTarget, features: Path, domain: str, bank: Path, name: str, recipe: Recipe, rank: int, size: int
+    target: HFTarget,
+    features: Path,
+    domains: Sequence[str],
+    bank: Path,
+    name: str,
+    recipe: Recipe,
+    rank: int,
+    size: int,
 ) -> None:
-    """Train a low-rank delta of a bank's head on one domain, with a vocabulary of ``size`` tokens of that domain."""
+    """Train a low-rank delta of a bank's head on one domain or a few, with a vocabulary of their ``size`` likeliest
+    tokens."""
     head = read_head(bank, target.tokenizer.hf).requires_grad_(False)
-    texts = load(features, domain)
+    texts = {domain: load(features, domain) for domain in domains}
     torch.manual_seed(recipe.seed)
     delta = new_delta(head, rank)
-    vocab = vocabulary([texts], target.vocab_size, size)
+    vocab = vocabulary(list(texts.values()), target.vocab_size, size)
     teacher = Teacher.of(target.embedding, target.lm_head, vocab)
-    corpus = Corpus({domain: texts}, head.config.layers, held_out=False, prompts=recipe.prompts)
+    corpus = Corpus(texts, head.config.layers, held_out=False, prompts=recipe.prompts)
     train(delta, eagle_states(head, delta), corpus, teacher, recipe, _checkpoint(bank, name))
     write_member(bank, name, vocab, delta)
 
