@@ -225,6 +225,7 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
     p.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default 128)")
     p.add_argument("--per-domain", type=int, metavar="N", help="only the first prompts of each domain")
     p.add_argument("--out", required=True, metavar="FOLDER", help="answers and results; goes on where it was")
+    p.add_argument("--publish", metavar="ROOT", help="write docs/results, assets/strengths and the heads' cards there")
     p.add_argument("--json", action="store_true", help="print the table as JSON")
 
 

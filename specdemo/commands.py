@@ -276,7 +276,9 @@ def train(args: argparse.Namespace) -> int:
 
 def evaluate(args: argparse.Namespace) -> int:
     """Walk every drafter of a pool along the target's answers; acceptance lengths by domain."""
+    from specdemo.bench import verify_curve
     from specdemo.evaluation import measure, table
+    from specdemo.evaluation.publish import publish
 
     pool = load_pool(args.pool, args.dtype, args.device, args.compile)
     unknown = set(args.arm or ()) - {arm.name for arm in pool.arms}
@@ -285,6 +287,10 @@ def evaluate(args: argparse.Namespace) -> int:
     files = args.prompts or sorted(path for path in shipped("data").glob("*.jsonl") if path.stem in DOMAIN_FILES)
     asked = measure.first_of_each(_prompts(files), args.per_domain)
     rows = measure.evaluate(pool, asked, args.arm, args.k, args.max_new_tokens, Path(args.out))
+    if args.publish:
+        forward_ms = verify_curve(cast("HFTarget", pool.target), [args.k + 1], 10)[0]["median_ms"]
+        for path in publish(Path(args.publish), read_pool(args.pool), rows, args.k, forward_ms):
+            _note(f"wrote {path}")
     if args.json:
         print(
             json.dumps(

@@ -338,6 +338,9 @@ def test_a_bank_of_another_target_is_refused(tmp_path) -> None:
     folder = heads.bank(tmp_path / "bank", tiny.tokenizer(swap=(5, 6)))
     with pytest.raises(SpecdemoError, match="another vocabulary"):
         eagle.load(tiny.target(), model=str(folder), member="some")
+    wider = tiny.llama(hidden_size=64)
+    with pytest.raises(SpecdemoError, match="hidden states of 32 numbers; tiny has 64"):
+        eagle.load(tiny.target(wider), model=str(heads.bank(tmp_path / "same")), member="some")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "format": "other"}))
     with pytest.raises(SpecdemoError, match="format"):

@@ -25,11 +25,13 @@ def tokenizer(size: int = 64, swap: tuple[int, int] | None = None) -> PreTrained
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="w0", bos_token="w1", eos_token="w2")
 
 
-def llama(vocab: int = 64, seed: int = 0, window: int = 512, dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
+def llama(
+    vocab: int = 64, seed: int = 0, window: int = 512, dtype: torch.dtype = torch.float64, hidden_size: int = 32
+) -> LlamaForCausalLM:
     """A random Llama whose every token depends on all before it."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=vocab, hidden_size=hidden_size, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=window, bos_token_id=1, eos_token_id=2, pad_token_id=2,
         initializer_range=SPREAD,
     )  # fmt: skip

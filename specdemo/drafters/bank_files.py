@@ -30,6 +30,7 @@ from specdemo.drafters.eagle_head import Delta, EagleConfig, EagleHead
 from specdemo.drafters.head_configs import HydraConfig
 from specdemo.drafters.head_settings import read_config
 from specdemo.drafters.hydra import HydraHeads
+from specdemo.target import HFTarget
 from specdemo.types import SpecdemoError
 
 Config = TypeVar("Config")
@@ -62,12 +63,14 @@ def write_head(folder: Path, head: EagleHead, tokenizer: Any) -> None:
     _write_config(folder, config)
 
 
-def write_member(folder: Path, name: str, vocab: Tensor, delta: Delta | None) -> None:
-    """Add a member to a bank, or replace it."""
+def write_member(
+    folder: Path, name: str, vocab: Tensor, delta: Delta | None, trained: Mapping[str, Any] | None = None
+) -> None:
+    """Add a member to a bank, or replace it. ``trained``: on what, for its card."""
     config = read_config(folder)
     tensors = {} if delta is None else {n: p.to(torch.bfloat16).contiguous() for n, p in delta.state_dict().items()}
     save_file({"vocab": vocab.to(torch.int32).contiguous(), **tensors}, folder / f"{name}.safetensors")
-    config["members"][name] = {"rank": 0 if delta is None else delta.rank}
+    config["members"][name] = {"rank": 0 if delta is None else delta.rank, "trained": dict(trained or {})}
     _write_config(folder, config)
 
 
@@ -107,12 +110,20 @@ def is_hydra(folder: Path) -> bool:
     return (folder / "heads.safetensors").is_file()
 
 
-def write_hydra(folder: Path, heads: HydraHeads, vocab: Tensor, tokenizer: Any) -> None:
-    """Write Hydra heads that take rows of the target's LM head."""
+def write_hydra(
+    folder: Path, heads: HydraHeads, vocab: Tensor, tokenizer: Any, trained: Mapping[str, Any] | None = None
+) -> None:
+    """Write Hydra heads that take rows of the target's LM head. ``trained``: on what, for their card."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in heads.state_dict().items()}
     save_file({"vocab": vocab.to(torch.int32).contiguous(), **weights}, folder / "heads.safetensors")
-    _write_config(folder, {"format": HYDRA, "vocabulary": vocabulary_hash(tokenizer), "heads": asdict(heads.config)})
+    config = {
+        "format": HYDRA,
+        "vocabulary": vocabulary_hash(tokenizer),
+        "heads": asdict(heads.config),
+        "trained": dict(trained or {}),
+    }
+    _write_config(folder, config)
 
 
 def read_hydra_heads(folder: Path, tokenizer: Any, vocab_size: int) -> tuple[HydraHeads, Tensor]:
@@ -155,6 +166,19 @@ def _checked(folder: Path, wanted: str, *keys: str) -> dict[str, Any]:
     if config.get("format") != wanted or not {"vocabulary", *keys} <= config.keys():
         raise SpecdemoError(f"{folder / 'config.json'} is not that of draft heads in the format {wanted}.")
     return config
+
+
+def check_size(folder: Path, made_for: int, target: HFTarget) -> None:
+    """Refuse heads that read hidden states of another size.
+
+    Raises:
+        SpecdemoError: they do.
+    """
+    if made_for != target.hidden_size:
+        raise SpecdemoError(
+            f"{folder} holds draft heads for a target with hidden states of {made_for} numbers; {target.name} has "
+            f"{target.hidden_size}. It may share the vocabulary, but heads serve only the model they were trained on."
+        )
 
 
 def _same_vocabulary(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> None:

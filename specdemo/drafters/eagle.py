@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdemo.drafters.bank import Bank, BankRun, Member
-from specdemo.drafters.bank_files import is_bank, read_head, read_member
+from specdemo.drafters.bank_files import check_size, is_bank, read_head, read_member
 from specdemo.drafters.eagle_head import EagleHead
 from specdemo.drafters.formats import check_vocabulary, fetch, read_eagle
 from specdemo.drafters.law import Law
@@ -103,7 +103,9 @@ def load(target: Target, *, model: str, member: str = "", nodes: int = 0, grow: 
     if is_bank(folder):
         key = ("bank", folder.resolve(), grow)
         if key not in target.shared:
-            target.shared[key] = _bank(target, read_head(folder, target.tokenizer.hf), grow)
+            head = read_head(folder, target.tokenizer.hf)
+            check_size(folder, head.config.target_size, target)
+            target.shared[key] = _bank(target, head, grow)
         bank = target.shared[key]
         number = bank.join(read_member(folder, member, bank.head, target.lm_head))
     else:

@@ -395,13 +395,14 @@ def load(target: Target, *, model: str, nodes: int = 0) -> DrafterStart:
     Raises:
         SpecdemoError: the heads cannot be loaded, or were made for another target.
     """
-    from specdemo.drafters.bank_files import is_hydra, read_hydra_heads
+    from specdemo.drafters.bank_files import check_size, is_hydra, read_hydra_heads
     from specdemo.drafters.formats import check_vocabulary, fetch, read_hydra
 
     target = hf_target(target, "hydra")
     folder = fetch(model)
     if is_hydra(folder):
         own, vocab = read_hydra_heads(folder, target.tokenizer.hf, target.vocab_size)
+        check_size(folder, own.config.hidden_size, target)
         return HeadBank(target, own, vocab).start(nodes)
     check_vocabulary(target.tokenizer.hf, folder)
     config: Any = target.model.config.get_text_config()

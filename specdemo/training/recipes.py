@@ -34,7 +34,7 @@ def train_head(target: HFTarget, features: Path, domains: Sequence[str], bank: P
     corpus = Corpus(texts, layers, held_out=False, prompts=recipe.prompts)
     train(head, eagle_states(head, None), corpus, teacher, recipe, _checkpoint(bank, name))
     write_head(bank, head, target.tokenizer.hf)
-    write_member(bank, name, vocab, None)
+    write_member(bank, name, vocab, None, told(corpus, recipe))
 
 
 def train_specialist(
@@ -57,7 +57,7 @@ def train_specialist(
     teacher = Teacher.of(target.embedding, target.lm_head, vocab)
     corpus = Corpus(texts, head.config.layers, held_out=False, prompts=recipe.prompts)
     train(delta, eagle_states(head, delta), corpus, teacher, recipe, _checkpoint(bank, name))
-    write_member(bank, name, vocab, delta)
+    write_member(bank, name, vocab, delta, told(corpus, recipe))
 
 
 def train_hydra(
@@ -71,7 +71,7 @@ def train_hydra(
     teacher = Teacher.of(target.embedding, target.lm_head, vocab)
     corpus = Corpus(texts, (target.depth,), held_out=False, prompts=recipe.prompts)
     train(network, hydra_states(network), corpus, teacher, recipe, _checkpoint(folder, "heads"))
-    write_hydra(folder, network, vocab, target.tokenizer.hf)
+    write_hydra(folder, network, vocab, target.tokenizer.hf, told(corpus, recipe))
 
 
 def new_head(target: HFTarget, layers: Sequence[int], seed: int) -> EagleHead:
@@ -119,6 +119,18 @@ def vocabulary(texts: Sequence[Features], vocab_size: int, size: int) -> Tensor:
         share += torch.bincount(written, minlength=vocab_size) / max(1, len(written))
     kept = share.argsort(descending=True)[:size]
     return kept[share[kept] > 0].sort().values
+
+
+def told(corpus: Corpus, recipe: Recipe) -> dict[str, object]:
+    """What a head was trained on, for its card."""
+    return {
+        "domains": corpus.domains,
+        "texts": len(corpus.starts),
+        "tokens": int(corpus.lengths.sum()),
+        "positions": recipe.positions,
+        "steps": recipe.steps,
+        "lr": recipe.lr,
+    }
 
 
 def _checkpoint(folder: Path, name: str) -> Path:
