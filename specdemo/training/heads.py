@@ -189,7 +189,7 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             seen += recipe.batch
             bar.update(recipe.batch)
-            bar.set_postfix_str(f"loss {float(loss):.3f} top-1 " + " ".join(f"{hit:.2f}" for hit in hits))
+            bar.set_postfix_str(f"loss {float(loss.detach()):.3f} top-1 " + " ".join(f"{hit:.2f}" for hit in hits))
             if seen - mark >= recipe.positions // 20:
                 mark = seen
                 _save(checkpoint, learner, optimizer, seen)
