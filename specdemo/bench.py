@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from specdemo.costs import costs_table, scorer, timed
 from specdemo.target import HFTarget, fixed_rows
 from specdemo.types import Message, Proposal, Request
 
@@ -55,10 +55,10 @@ def verify_curve(
         one record per n: ``n``, ``median_ms``, ``min_ms``, and ``v``: median over rounds of T(n) / T(first n of ns),
         both timed in the same round.
     """
-    scorers = {n: _scorer(target, n, context) for n in ns}
+    scorers = {n: scorer(target, n, context) for n in ns}
     for score in scorers.values():
         score()
-    rounds = [{n: _time(score) for n, score in scorers.items()} for _ in range(repeats)]
+    rounds = [{n: timed(score) for n, score in scorers.items()} for _ in range(repeats)]
     return [
         {
             "n": n,
@@ -116,7 +116,7 @@ def bootstrap(values: Sequence[float], draws: int = 2000, level: float = 0.95) -
 
 def table(result: dict[str, Any]) -> str:
     """The result of :func:`run_bench` as text."""
-    plain, how = result["plain"], "compiled" if result["compiled"] else "eager"
+    plain, how, costs = result["plain"], "compiled" if result["compiled"] else "eager", result.get("drafting")
     low, high = plain["interval"]
     lines = [
         f"{result['target']}: {result['dtype']} on {result['device']}, {result['threads']} threads, {how}",
@@ -130,22 +130,9 @@ def table(result: dict[str, Any]) -> str:
         f"{plain['generate_tokens_per_second']:.1f} tokens/s",
         f"paired ratio {plain['ratio']:.2f} (95 % interval {low:.2f} to {high:.2f}, {plain['prompts']} prompts of "
         f"{plain['tokens']} tokens); same text on {plain['identical']} of {plain['prompts']}",
+        *(costs_table(costs) if costs else []),
     ]
     return "\n".join(lines)
-
-
-def _scorer(target: HFTarget, rows: int, context: int) -> Callable[[], object]:
-    vocabulary = target.vocab_size
-    session = target.session(context + 1, rows)
-    session.prefill([(7 + 11 * i) % vocabulary for i in range(context)])
-    proposal = Proposal(tuple((3 + 5 * i) % vocabulary for i in range(rows - 1)))
-    return lambda: session.score(proposal).argmax(-1).tolist()
-
-
-def _time(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return 1e3 * (time.perf_counter() - begin)
 
 
 def _encode(target: HFTarget, prompt: str) -> list[int]:
@@ -160,9 +147,9 @@ def _pair(target: HFTarget, prompt: list[int], tokens: int, rows: int, swap: boo
     mine = lambda: texts.update(ours=_decode(target, prompt, tokens, rows))  # noqa: E731
     other = lambda: texts.update(theirs=_generate(target, prompt, tokens))  # noqa: E731
     if swap:
-        theirs, ours = _time(other), _time(mine)
+        theirs, ours = timed(other), timed(mine)
     else:
-        ours, theirs = _time(mine), _time(other)
+        ours, theirs = timed(mine), timed(other)
     return ours, theirs, texts["ours"] == texts["theirs"]
 
 

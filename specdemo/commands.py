@@ -225,14 +225,17 @@ def _pools() -> Any:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Measure the pool's target: a forward of n rows, and plain decoding against ``transformers.generate``."""
+    """Measure the pool: a forward of n rows, plain decoding against ``transformers.generate``, and what drafts cost."""
     from specdemo.bench import run_bench, table
+    from specdemo.costs import drafting_costs
 
     if min(args.rows, args.repeats, args.tokens) < 1:
         raise UsageError("--rows, --repeats and --tokens must be at least 1.")
     pool = load_pool(args.pool, args.dtype, args.device, args.compile)
     _note("measuring; other work on this machine spoils the numbers ...")
     measured = run_bench(cast("HFTarget", pool.target), range(1, args.rows + 1), args.repeats, args.tokens)
+    if pool.arms:
+        measured["drafting"] = drafting_costs(pool, repeats=args.repeats)
     print(json.dumps({**measured, "pool": dict(pool.info)}) if args.json else table(measured))
     return OK
 

@@ -20,7 +20,11 @@ DRAFTER_OPTIONS = {
     "suffix": ("suffix", {}),
     "suffix-session": ("suffix", {"memory": True}),
     "self-draft": ("causal_lm", {"model": "target"}),
+    "all-round": ("eagle", {"model": str(shipped("assets") / "team"), "member": "all-round"}),
+    "sql": ("eagle", {"model": str(shipped("assets") / "team"), "member": "sql"}),
+    "hydra": ("hydra", {"model": str(shipped("assets") / "hydra")}),
 }
+TREES = {"all-round-tree": ("eagle", {"model": str(shipped("assets") / "team"), "member": "all-round", "nodes": 16})}
 
 
 @lru_cache
@@ -43,9 +47,13 @@ def target(dtype: str) -> HFTarget:
 
 
 @lru_cache
-def pool(dtype: str) -> Pool:
-    model = target(dtype)
-    arms = [Arm(n, f, DRAFTERS[f].load(model, **options)) for n, (f, options) in DRAFTER_OPTIONS.items()]
+def pool(dtype: str, trees: bool = False) -> Pool:
+    """All drafters of chains, or all of trees: one tree makes every forward of its pool larger."""
+    model, chosen = target(dtype), TREES if trees else DRAFTER_OPTIONS
+    arms = [
+        Arm(n, f, DRAFTERS[f].load(model, **options), nodes=options.get("nodes", 0))
+        for n, (f, options) in chosen.items()
+    ]
     return Pool("exactness", model, tuple(arms))
 
 
@@ -57,8 +65,8 @@ def tokens(rounds: list[Round]) -> list[int]:
     return [t for r in rounds for t in r.tokens]
 
 
-def run(dtype: str, wanted: Request) -> list[int]:
-    return tokens(list(generate(wanted, pool(dtype))))
+def run(dtype: str, wanted: Request, trees: bool = False) -> list[int]:
+    return tokens(list(generate(wanted, pool(dtype, trees or wanted.options.get("arm") in TREES))))
 
 
 @lru_cache
@@ -79,9 +87,9 @@ def transformers_tokens(dtype: str, prompt: str, n: int) -> tuple[int, ...]:
 
 
 @cache
-def plain_tokens(dtype: str, prompt: str, n: int, k: int) -> tuple[int, ...]:
-    """The engine's own plain decoding through the rows of draft length ``k``."""
-    return tuple(run(dtype, request(prompt, k, n)))
+def plain_tokens(dtype: str, prompt: str, n: int, k: int, trees: bool = False) -> tuple[int, ...]:
+    """The engine's own plain decoding through the rows of draft length ``k``, or of the trees."""
+    return tuple(run(dtype, request(prompt, k, n), trees))
 
 
 def with_memory(wanted: Request, answer: tuple[int, ...]) -> Request:

@@ -35,7 +35,7 @@ def main() -> None:
     with args.out.open("a") as out:
         for k in lengths:  # every prompt at one draft length, then the next: a run cut short has seen all prompts
             for number, prompt in enumerate(cases.prompts()):
-                for drafter in cases.DRAFTER_OPTIONS if k else ("none",):
+                for drafter in (*cases.DRAFTER_OPTIONS, *cases.TREES) if k else ("none",):
                     case = (mode, args.tokens, number, k, drafter)
                     if case not in done:
                         result = check(args.dtype, args.tokens, prompt, k, drafter)
@@ -51,7 +51,7 @@ def check(dtype: str, n: int, prompt: str, k: int, drafter: str) -> dict[str, ob
     if dtype == "float32":
         wanted = cases.transformers_tokens(dtype, prompt, n)
     else:  # draft lengths up to 8 share one shape
-        wanted = cases.plain_tokens(dtype, prompt, n, max(k, 8))
+        wanted = cases.plain_tokens(dtype, prompt, n, max(k, 8), drafter in cases.TREES)
     asked = cases.request(prompt, k, n) if drafter == "none" else cases.request(prompt, k, n, "fixed", arm=drafter)
     got = tuple(cases.run(dtype, cases.with_memory(asked, wanted)))
     return {"identical": got == wanted, "tokens": len(got)}

@@ -26,11 +26,11 @@ def test_float32_greedy_is_transformers_generate(prompt: str, k: int) -> None:
     assert tuple(cases.run("float32", cases.request(prompt, k, NEW, "round-robin"))) == wanted
 
 
-@pytest.mark.parametrize("drafter", cases.DRAFTER_OPTIONS)
+@pytest.mark.parametrize("drafter", [*cases.DRAFTER_OPTIONS, *cases.TREES])
 @pytest.mark.parametrize("prompt", cases.prompts()[1:3])
 def test_bfloat16_greedy_is_the_engines_plain_decoding(prompt: str, drafter: str) -> None:
     """Token-identical in bf16, for every draft length of one fixed shape."""
-    plain = cases.plain_tokens("bfloat16", prompt, NEW, 5)
+    plain = cases.plain_tokens("bfloat16", prompt, NEW, 5, drafter in cases.TREES)
     for k in (1, 3, 5):
         wanted = cases.with_memory(cases.request(prompt, k, NEW, "fixed", arm=drafter), plain)
         assert tuple(cases.run("bfloat16", wanted)) == plain
@@ -58,6 +58,7 @@ class Remembering:
 
 class RememberingSession:
     compile_ms = 0.0
+    hidden = None
 
     def __init__(self, target: Remembering, rows: int) -> None:
         self.target, self.rows, self.text, self.draft = target, rows, list[int](), Proposal(())
