@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of 64 dimensions as a folder: set SPECDEMO_MODEL to it and the pool "embedded" is this model."""
+    """A random model of 64 dimensions as a folder: set SPECDEMO_MODEL to it and the pool "copying" is on this model."""
     from specdemo.convert import convert
     from tests.tiny_gguf import write_gguf
 

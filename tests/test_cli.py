@@ -16,7 +16,7 @@ from specdemo.pools import pool_names
 from specdemo.store import Store
 from specdemo.types import Message, Sampling
 
-SMALL = ["--dtype", "float32", "--device", "cpu", "--max-new-tokens", "12", "--ignore-eos"]
+SMALL = ["--pool", "copying", "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "12", "--ignore-eos"]
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +234,20 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_ctrl_c_stops_and_stores(home: Path) -> None:
-    argv = ["generate", "the", "--dtype", "float32", "--max-new-tokens", "90", "--ignore-eos", "--k", "0", "--json"]
+    argv = [
+        "generate",
+        "the",
+        "--pool",
+        "copying",
+        "--dtype",
+        "float32",
+        "--max-new-tokens",
+        "90",
+        "--ignore-eos",
+        "--k",
+        "0",
+        "--json",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -259,7 +272,19 @@ def test_ctrl_c_stops_and_stores(home: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
 def test_closed_pipe_is_no_error(home: Path) -> None:
-    argv = ["generate", "the", "--dtype", "float32", "--max-new-tokens", "90", "--ignore-eos", "--k", "0"]
+    argv = [
+        "generate",
+        "the",
+        "--pool",
+        "copying",
+        "--dtype",
+        "float32",
+        "--max-new-tokens",
+        "90",
+        "--ignore-eos",
+        "--k",
+        "0",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -332,7 +357,22 @@ def test_doctor_finds_what_is_broken(
 
 
 def test_bench(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
-    argv = ["bench", "--dtype", "float32", "--device", "cpu", "--rows", "3", "--repeats", "2", "--tokens", "4"]
+    argv = [
+        "bench",
+        "--pool",
+        "copying",
+        "--no-compile",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+        "--rows",
+        "3",
+        "--repeats",
+        "2",
+        "--tokens",
+        "4",
+    ]
     code, out, err = run(capsys, *argv, "--json")
     assert code == 0, err
     measured = json.loads(out)

@@ -54,8 +54,8 @@ def test_every_option_of_the_command_line_examples_exists() -> None:
         parser().parse_args([quoted or bare for quoted, bare in argv])
 
 
-def test_python_example_of_the_readme_runs(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECDEMO_MODEL", str(tiny_model))
+@pytest.mark.model
+def test_python_example_of_the_readme_runs() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", readme(), flags=re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})
 

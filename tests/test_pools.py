@@ -29,12 +29,12 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 
 
 def test_default_pool_comes_first() -> None:
-    assert pool_names() == ["embedded", "self-draft", "smollm2-1.7b", "vicuna-7b", "llama3.1-8b", "qwen3-8b"]
+    assert pool_names() == ["embedded", "copying", "self-draft", "smollm2-1.7b", "vicuna-7b", "llama3.1-8b", "qwen3-8b"]
 
 
 def test_pools_for_gpus_are_offered_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert offered_pools() == ["embedded", "self-draft"]
+    assert offered_pools() == ["embedded", "copying", "self-draft"]
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert offered_pools() == pool_names()
 
@@ -90,7 +90,7 @@ def test_arms_of_one_name_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nothing", "missing.toml", "", "../pools/embedded"])
 def test_unknown_pool(name: str) -> None:
-    with pytest.raises(SpecdemoError, match=r"There is no pool .* Choose one of: embedded, self-draft"):
+    with pytest.raises(SpecdemoError, match=r"There is no pool .* Choose one of: embedded, copying, self-draft"):
         read_pool(name)
 
 
@@ -114,7 +114,7 @@ def test_unknown_family_and_option_are_found_before_anything_is_fetched(
 
 def test_loaded_pool_tells_where_it_comes_from(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEMO_MODEL", str(tiny_model))
-    pool = load_pool("embedded", dtype="float32", device="cpu")
+    pool = load_pool("copying", dtype="float32", device="cpu")
     assert [arm.name for arm in pool.arms] == ["prompt-lookup", "suffix", "suffix-session"]
     assert pool.info["dtype"] == "float32"
     assert pool.info["device"] == "cpu"
@@ -122,7 +122,7 @@ def test_loaded_pool_tells_where_it_comes_from(tiny_model: Path, monkeypatch: py
     assert pool.info["target_path"] == str(tiny_model)
     assert pool.info["threads"] >= 1
     json.dumps(dict(pool.info))
-    again = load_pool("embedded", dtype="float32", device="cpu")
+    again = load_pool("copying", dtype="float32", device="cpu")
     assert again.info["hash"] == pool.info["hash"]
 
 

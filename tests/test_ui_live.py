@@ -25,7 +25,7 @@ def live(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("SPECDEMO_MODEL", str(tiny_model))
     store = Store(tmp_path / "runs.db")
     backend = Live(store, dtype="float32")
-    backend.load("embedded")
+    backend.load("copying")
     yield backend
     store.close()
 
@@ -49,11 +49,11 @@ def test_compiled_code_takes_over_when_it_is_there(
     monkeypatch.setattr(ui_live, "load_pool", loading)
     for code[0], wanted in ((1, False), (0, True)):
         live = Live(None, compile=True, dtype="float32")
-        live.load("embedded")
+        live.load("copying")
         for thread in threading.enumerate():
-            if thread.name == "compile-embedded":
+            if thread.name == "compile-copying":
                 thread.join()
-        assert live._pools["embedded"].info["compile"] is wanted
+        assert live._pools["copying"].info["compile"] is wanted
     assert commands[0][1:4] == ["-m", "specdemo.cli", "compile"]
     assert "--dtype=float32" in commands[0]
     assert cli_parser().parse_args(commands[0][3:]).dtype == "float32"
@@ -61,7 +61,7 @@ def test_compiled_code_takes_over_when_it_is_there(
 
 def ask(check: bool = False, **changes: Any) -> Ask:
     request = {"messages": (Message("user", "a b c a b c a b"),), "max_new_tokens": 24, "ignore_eos": True}
-    return Ask(Request(**{**request, **changes}), "embedded", check, "visitor")
+    return Ask(Request(**{**request, **changes}), "copying", check, "visitor")
 
 
 def outcome(events: list[Any]) -> Outcome:
@@ -152,8 +152,8 @@ def test_an_error_of_the_engine_is_stored_and_raised(live: Live) -> None:
 
 def test_without_a_store_nothing_is_kept_and_nothing_fails(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEMO_MODEL", str(tiny_model))
-    backend = Live(None, ["embedded"], dtype="float32")
-    backend.load("embedded")
+    backend = Live(None, ["copying"], dtype="float32")
+    backend.load("copying")
     assert run(backend, ask())[0].run_id is None
     assert backend.problem() is None
     assert backend.stored("x") is None
@@ -165,11 +165,11 @@ def test_a_pool_that_cannot_be_loaded_says_why_and_can_be_tried_again(
     backend = Live(None, dtype="float32")
     monkeypatch.setenv("SPECDEMO_MODEL", str(tmp_path))
     with pytest.raises(SpecdemoError, match="SPECDEMO_MODEL"):
-        backend.load("embedded")
-    assert backend.readiness("embedded").state == "failed"
+        backend.load("copying")
+    assert backend.readiness("copying").state == "failed"
     monkeypatch.setenv("SPECDEMO_MODEL", str(tiny_model))
-    backend.load("embedded")
-    assert backend.readiness("embedded").state == "ready"
+    backend.load("copying")
+    assert backend.readiness("copying").state == "ready"
     with pytest.raises(SpecdemoError, match="no pool 'other'"):
         backend.load("other")
 
@@ -183,13 +183,13 @@ def test_fetching_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         work = tmp_path / "models" / ".fetch-x" / "wheel"
         work.mkdir(parents=True)
         (work / "file").write_bytes(b"0" * 3_500_000)
-        seen.append(backend.readiness("embedded").text)
+        seen.append(backend.readiness("copying").text)
         raise SpecdemoError("no network")
 
     monkeypatch.setattr("specdemo.ui.live.load_pool", fetch)
     backend = Live(None)
     with pytest.raises(SpecdemoError):
-        backend.load("embedded")
+        backend.load("copying")
     assert seen == ["Fetching the model (once): 3 MB so far"]
 
 

@@ -391,3 +391,15 @@ def test_no_sideways_scrolling_in_either_theme(
     assert v.page.evaluate("(e => e.scrollWidth - e.clientWidth)(document.querySelector('.sd-scroll'))") <= 0
     assert v.page.evaluate("document.body.classList.contains('dark')") == (theme == "dark")
     v.page.screenshot(path=str(tmp_path / f"{theme}_{width}.png"), full_page=True)
+
+
+def test_the_drafters_of_the_pool_are_listed_with_their_strengths(visit: Any) -> None:
+    v = visit()
+    v.page.get_by_role("button", name="Drafters: what each is good at").click()
+    rows = v.page.locator(".sd-team tbody tr, .sd-team tr:has(th[scope=row])")
+    rows.first.wait_for()
+    assert rows.count() == 6
+    assert "small-lm" in rows.nth(2).inner_text()
+    assert rows.nth(5).locator("td").first.inner_text() == "<script>"
+    assert v.page.locator(".sd-team b").all_inner_texts() == ["2.50", "2.30"]
+    assert v.page.evaluate(OVERFLOW) <= 0
