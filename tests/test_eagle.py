@@ -112,6 +112,18 @@ def test_a_bank_in_one_batch_is_its_members_one_by_one(target) -> None:
             assert torch.allclose(both.last(member), single[-1:], atol=1e-9)
 
 
+def test_logits_over_all_vocabularies_at_once_are_each_members_own(target) -> None:
+    bank, text = bank_of(target, grow=True), list(range(10, 30))
+    read, shared = heads.states(target, text), BankRun(bank, 60)
+    assert bank.union is not None
+    for start, end in ((0, 9), (9, 13), (13, 14)):
+        shared.read(start, heads.verified(text, read, start, end))
+        n = min(end - start, shared.length)
+        for member in range(2):
+            wanted = shared.own_logits(member, shared.outputs(member, n))
+            assert torch.allclose(shared.latest_logits(member, n), wanted, atol=1e-9)
+
+
 def test_switching_reads_nothing_again(target, monkeypatch) -> None:
     """Members share keys and values: what one has read, the other finds."""
     read = []

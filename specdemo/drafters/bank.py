@@ -47,6 +47,7 @@ class Bank:
         self.head, self.embedding, self.columns, self.rows = head, embedding, columns, rows
         self.members: list[Member] = []
         self._stack: Delta | None = None
+        self._union: tuple[Tensor, list[Tensor]] | None = None
 
     def join(self, member: Member) -> int:
         """Add a member, before the first run; returns its number (that of the member of this name, if there is one)."""
@@ -54,7 +55,7 @@ class Bank:
         if member.name in names:
             return names.index(member.name)
         self.members.append(member)
-        self._stack = None
+        self._stack = self._union = None
         return len(self.members) - 1
 
     @property
@@ -63,6 +64,17 @@ class Bank:
         if self._stack is None and len(self.members) > 1 and any(m.delta is not None for m in self.members):
             self._stack = _stack(self.head, [m.delta for m in self.members])
         return self._stack
+
+    @property
+    def union(self) -> tuple[Tensor, list[Tensor]] | None:
+        """Rows [union, hidden] of the target's LM head that any member has, and each member's columns among them; None
+        where members have LM heads of their own. One product with all rows costs less than one per member, because
+        reading the rows is what costs."""
+        vocabularies = [m.vocab for m in self.members if m.vocab is not None]
+        if self._union is None and self.rows is not None and len(vocabularies) == len(self.members):
+            ids = torch.unique(torch.cat(vocabularies))
+            self._union = self.rows[ids].contiguous(), [torch.searchsorted(ids, vocab) for vocab in vocabularies]
+        return self._union
 
     def start(self, capacity: int, room: int) -> BankRun:
         """A run of at most ``capacity`` committed tokens and ``room`` drafted ones."""
@@ -90,6 +102,7 @@ class BankRun:
         self.extra = _Extra(bank)
         self.known_before = 0  # extra tokens known before the latest ones were read
         self._outputs: Tensor | None = None  # of the latest pairs, all members
+        self._logits: Tensor | None = None  # likewise, over the union of vocabularies
 
     def read(self, seen: int, verified: Verified) -> None:
         """Add committed tokens, the first of which is token number ``seen`` of the text; what is known is skipped."""
@@ -105,7 +118,8 @@ class BankRun:
         self.extra.add(tokens)
         self.text += len(tokens)
         here = slice(self.length, self.length + len(ids))
-        head, self.length, self._outputs = self.bank.head, here.stop, None
+        head, self.length = self.bank.head, here.stop
+        self._outputs = self._logits = None
         state = head.fuse(features[:, self.columns].to(self.keys.dtype))
         self.mixed[here], self.residual[here] = head.mix(F.embedding(ids, self.bank.embedding), state)
         self.keys[:, here], self.values[:, here] = head.keys_values(self.mixed[here], self.positions[here])
@@ -116,8 +130,23 @@ class BankRun:
         if stack is None:
             return self._run(n, self.bank.members[member].delta)[0]
         if self._outputs is None or self._outputs.shape[1] != n:
-            self._outputs = self._run(n, stack)
+            self._outputs, self._logits = self._run(n, stack), None
         return self._outputs[member]
+
+    def own_logits(self, member: int, outputs: Tensor) -> Tensor:
+        """[n, hidden] raw outputs -> [n, draft vocabulary] logits of a member alone, without extra tokens."""
+        m = self.bank.members[member]
+        return F.linear(self.bank.head.readout(outputs[None], m.delta)[0], m.lm_head)
+
+    def latest_logits(self, member: int, n: int) -> Tensor:
+        """The same for its outputs of the last n pairs; computed for all members at once."""
+        outputs, union = self.outputs(member, n), self.bank.union
+        if self._outputs is None or union is None:
+            return self.own_logits(member, outputs)
+        rows, columns = union
+        if self._logits is None:
+            self._logits = F.linear(self.bank.head.readout(self._outputs, self.bank.stack), rows)
+        return self._logits[member][:, columns[member]]
 
     def last(self, member: int) -> Tensor:
         """[1, hidden] raw output of a member alone for the last pair."""
@@ -146,9 +175,14 @@ class BankRun:
 
     def logits(self, member: int, outputs: Tensor, known: int) -> Tensor:
         """[n, hidden] raw outputs -> [n, draft vocabulary + extra] logits. ``known``: see :class:`_Extra`."""
-        m = self.bank.members[member]
-        states = self.bank.head.readout(outputs[None], m.delta)[0]
-        return torch.cat([F.linear(states, m.lm_head), *self.extra.logits(member, states, known)], -1)
+        return self.widened(member, outputs, self.own_logits(member, outputs), known)
+
+    def widened(self, member: int, outputs: Tensor, logits: Tensor, known: int) -> Tensor:
+        """[n, draft vocabulary] logits of these outputs -> with those of the extra tokens behind them."""
+        if not known:
+            return logits
+        states = self.bank.head.readout(outputs[None], self.bank.members[member].delta)[0]
+        return torch.cat([logits, *self.extra.logits(member, states, known)], -1)
 
     def vocab(self, member: int, known: int) -> Tensor | None:
         """[draft vocabulary + extra] target ids of the logits' columns."""

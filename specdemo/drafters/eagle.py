@@ -28,6 +28,7 @@ class Eagle:
         self.law = Law(context.transform, len(bank.embedding))
         self.text: list[int] = []
         self.ahead: Tensor | None = None  # [1, hidden] raw output for the last committed pair
+        self.first: Tensor | None = None  # [1, draft vocabulary] its logits, once they are known
 
     @torch.no_grad()
     def catch_up(self, verified: Verified) -> Rows | None:
@@ -36,13 +37,14 @@ class Eagle:
         self.run.read(start, verified)
         self.text += verified.tokens
         if verified.probs is None or before is None:
-            self.ahead = self.run.last(self.member) if self.run.length else None
+            self.ahead, self.first = self.run.last(self.member) if self.run.length else None, None
             return None if verified.probs is None else Rows(tokens=(-1,) * len(verified.tokens))
-        outputs = self.run.outputs(self.member, len(verified.tokens))
-        self.ahead = outputs[-1:]
-        known = self.run.known_before
-        logits = self.run.logits(self.member, torch.cat([before, outputs[:-1]]), known)
-        contexts = (self.text[: start + i] for i in range(len(verified.tokens)))
+        n, known = len(verified.tokens), self.run.known_before
+        own = torch.cat([self._first(before), self.run.latest_logits(self.member, n)])
+        outputs = torch.cat([before, self.run.outputs(self.member, n)])
+        self.ahead, self.first = outputs[-1:], own[-1:]
+        logits = self.run.widened(self.member, outputs[:-1], own[:-1], known)
+        contexts = (self.text[: start + i] for i in range(n))
         vocab = self.run.vocab(self.member, known)
         return Rows(self.law(logits, vocab, contexts), vocab=vocab)
 
@@ -58,6 +60,11 @@ class Eagle:
     def observe(self, verified: Verified) -> None:
         """Nothing to learn."""
 
+    def _first(self, ahead: Tensor) -> Tensor:
+        if self.first is None:
+            self.first = self.run.own_logits(self.member, ahead)
+        return self.first
+
     def _chain(self, outputs: Tensor, k: int, rng: Rng) -> Proposal:
         run, member, known = self.run, self.member, self.run.extra.known
 
@@ -67,7 +74,7 @@ class Eagle:
             outputs = run.extend(member, torch.tensor([token], device=at.device), run.state(member, outputs), i, at)
             return run.logits(member, outputs, known)
 
-        first = run.logits(member, outputs, known)
+        first = run.widened(member, outputs, self._first(outputs), known)
         return self.law.chain(k, self.text, first, step, run.vocab(member, known), rng)
 
     def _tree(self, outputs: Tensor, depth: int) -> Proposal:
@@ -82,7 +89,7 @@ class Eagle:
             outputs = run.extend(member, tokens, states, used, torch.full_like(tokens, level), sees)
             return run.logits(member, outputs, known)
 
-        first = run.logits(member, outputs, known)
+        first = run.widened(member, outputs, self._first(outputs), known)
         return dynamic_tree(depth, self.nodes, first, expand, run.vocab(member, known))
 
 
