@@ -28,11 +28,10 @@ def team_html(team: Team) -> str:
 def _row(index: int, source: Source, team: Team, domains: list[str], best: dict[str, float]) -> str:
     light, dark = colour(source, index)
     number = index % 16 + 1
-    swatch = (
-        f"<span class='tk d{number}' style='--light{number}:{escape(light)};--dark{number}:{escape(dark)}'>abc</span>"
-    )
+    colours = f"--light{number}:{escape(light)};--dark{number}:{escape(dark)}"
+    swatch = f"<span class='sd' style='{colours}'><span class='tk d{number}'>abc</span></span>"
     cells = "".join(_cell(team.strengths.get(source.name, {}).get(d), best[d]) for d in domains)
-    name = f"<th scope='row'><span class='sd'>{swatch}</span> {escape(source.name)}</th>"
+    name = f"<th scope='row'>{swatch} {escape(source.name)}</th>"
     return f"<tr>{name}<td>{escape(source.about)}</td>{cells}</tr>"
 
 
