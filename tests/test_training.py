@@ -143,8 +143,9 @@ def test_a_head_learns_and_drafts(target, features, tmp_path) -> None:
 
 def test_hydra_learns(target, features, tmp_path) -> None:
     recipes.train_hydra(
-        target, features, ["sql"], tmp_path / "hydra", replace(QUICK, positions=60_000, batch=512, lr=1e-2), 2
+        target, features, ["sql"], tmp_path / "hydra", replace(QUICK, positions=60_000, batch=512, lr=1e-2, steps=1), 2
     )
+    assert json.loads((tmp_path / "hydra" / "config.json").read_text())["trained"]["steps"] == 2  # one per head
     fresh = tiny.HFTarget(tiny.llama(dtype=torch.float32), target.tokenizer.hf, name="tiny")
     arm = Arm("h", "hydra", DRAFTERS["hydra"].load(fresh, model=str(tmp_path / "hydra")))
     request = Request(prompt="w3 w41 w8 w40 w4", selector="fixed", k=2, max_new_tokens=60, ignore_eos=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -63,7 +64,8 @@ def train_specialist(
 def train_hydra(
     target: HFTarget, features: Path, domains: Sequence[str], folder: Path, recipe: Recipe, heads: int
 ) -> None:
-    """Train ``heads`` Hydra heads on these domains."""
+    """Train ``heads`` Hydra heads on these domains, all of them: a head is a step."""
+    recipe = replace(recipe, steps=heads)
     texts = {domain: load(features, domain) for domain in domains}
     torch.manual_seed(recipe.seed)
     network = HydraHeads(hydra_config(target, heads), own_lm_head=False, norm=True)
