@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdemo.feedback import AcceptanceWindows, divergence, overlap, ratio
+from specdemo.feedback import Floats, divergence, likelihood_ratio, overlap
 from specdemo.limits import cut
 from specdemo.sampling import Dice, Warp
 from specdemo.selectors import make_selector
@@ -33,7 +33,6 @@ from specdemo.types import (
 from specdemo.verify import verify
 
 PLAIN = -1  # the arm that drafts nothing
-Table = tuple[tuple[float, ...], ...]
 
 
 def generate(request: Request, pool: Pool) -> Iterator[Round]:
@@ -93,7 +92,6 @@ class _Run:
         start = DraftContext(self.request.memory, self.warp, capacity)
         self.drafters = [arm.start(start) for arm in self.arms]
         self.seen = [0 for _ in self.arms]  # how much of the context each drafter has processed
-        self.windows = AcceptanceWindows(self.lengths)
         if self.selector.information == "full":
             for arm in range(len(self.arms)):
                 self._level(arm)
@@ -189,8 +187,8 @@ class _Run:
         """Tell the selector what its information structure entitles it to."""
         feedback = RoundFeedback(arm, drafted, len(verified.tokens) - 1)
         if self.selector.information == "full":
-            acceptance, lengths = self._counterfactuals(verified)
-            feedback = replace(feedback, acceptance=acceptance, lengths=lengths)
+            acceptance, ratio = self._counterfactuals(verified)
+            feedback = replace(feedback, acceptance=acceptance, ratio=ratio)
             self.seen = [len(self.context) for _ in self.arms]
         if self.selector.information == "bandit":
             if not k:
@@ -198,15 +196,14 @@ class _Run:
             feedback = replace(feedback, divergence=divergence(proposal, p, k))
         self.selector.update(feedback)
 
-    def _counterfactuals(self, verified: Verified) -> tuple[Table, Table]:
-        """Every drafter catches up; what it would have proposed gives its acceptance and its finished windows."""
+    def _counterfactuals(self, verified: Verified) -> tuple[Floats, Floats]:
+        """Every drafter catches up; what it would have proposed gives its acceptance a and its ratio r."""
         a, r = np.zeros((2, len(verified.tokens), len(self.arms)))
         for i, drafter in enumerate(self.drafters):
             rows = drafter.catch_up(verified)
             if rows is not None:
-                a[:, i], r[:, i] = overlap(verified, rows), ratio(verified, rows)
-        done = [window for position in zip(a, r, strict=True) for window in self.windows.push(*position)]
-        return _table(a), _table(done)
+                a[:, i], r[:, i] = overlap(verified, rows), likelihood_ratio(verified, rows)
+        return a, r
 
     def _learners(self, arm: int) -> list[Drafter]:
         """Drafters that have processed everything before this block: all of them, or the one that drafted."""
@@ -277,7 +274,3 @@ def _drawn_with(proposal: Proposal) -> tuple[float, ...]:
     if proposal.vocab is not None:
         columns = [int((proposal.vocab == token).nonzero()[0]) for token in proposal.tokens]
     return _at(proposal.probs, columns)
-
-
-def _table(rows: Iterable[np.ndarray]) -> Table:
-    return tuple(tuple(map(float, row)) for row in rows)

@@ -1,13 +1,11 @@
 """What a round says about the drafters: block divergence of the one that drafted, counterfactuals of all of them.
 
-``overlap`` a = sum_v min(p, q) = 1 - TV(p, q) is the probability that a draft from q is accepted; ``ratio``
+``overlap`` a = sum_v min(p, q) = 1 - TV(p, q) is the probability that a draft from q is accepted; ``likelihood_ratio``
 r = min(1, q(x) / p(x)) is the probability that drafting would have led to the token x that was really committed.
 p and q are laws after sampling transforms; at temperature 0 both are one-hot and a = r = "it would have matched".
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -48,7 +46,7 @@ def overlap(verified: Verified, rows: Rows) -> Floats:
     return a.double().clamp(max=1).cpu().numpy()
 
 
-def ratio(verified: Verified, rows: Rows) -> Floats:
+def likelihood_ratio(verified: Verified, rows: Rows) -> Floats:
     """[n] r = min(1, q(x) / p(x)) at each committed token x."""
     p = verified.probs
     assert p is not None
@@ -63,26 +61,3 @@ def ratio(verified: Verified, rows: Rows) -> Floats:
         assert rows.probs is not None
         q = (rows.probs * (rows.vocab[None, :] == x)).sum(-1)
     return (q.double() / px.double()).clamp(max=1).nan_to_num(0.0).cpu().numpy()
-
-
-class AcceptanceWindows:
-    """Counterfactual acceptance lengths (EAL) of all arms at every position, from committed text only.
-
-    For arm i with draft length K the window of position t needs the K positions t .. t+K-1 and is ready when they are
-    committed, however short the rounds were (waiting instead of censoring, HedgeSpec arXiv 2510.20064). Committed text
-    follows p, so the exactly unbiased form is ``1 + sum_k (prod_{j<k} r_j) a_k``; at temperature 0, where a = r, it is
-    HedgeSpec's plug-in ``1 + sum_k prod_{j<=k} a_j``. O(pending x arms) per token.
-    """
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.k = np.array(lengths)  # [arms] draft length of each arm
-        self._pending: list[tuple[int, Floats, Floats]] = []  # (positions seen, prod r, sum so far) per open window
-
-    def push(self, a: Floats, r: Floats) -> list[Floats]:
-        """Add one committed position (a, r: [arms]); returns the lengths [arms] of the windows it completes."""
-        self._pending.append((0, np.ones(len(self.k)), np.ones(len(self.k))))
-        # An arm's sum stops at its own K; the window is closed when the longest arm has its K positions.
-        moved = [(n + 1, weight * r, total + weight * a * (n < self.k)) for n, weight, total in self._pending]
-        longest = self.k.max(initial=0)
-        self._pending = [w for w in moved if w[0] < longest]
-        return [total for n, _, total in moved if n >= longest]

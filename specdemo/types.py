@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Finish = Literal["eos", "stop", "length", "context"]
@@ -187,16 +189,16 @@ class RoundFeedback:
         drafted: its draft tokens that were verified.
         accepted: how many of them were kept.
         divergence: mean of 1 - TV(p, q) over all drafted positions (MetaSD's block divergence); bandits only.
-        acceptance: [positions][arms] 1 - TV(p, q) on committed text, every arm; full information only.
-        lengths: [windows][arms] counterfactual acceptance lengths completed by this round; full information only.
+        acceptance: [positions, arms] 1 - TV(p, q) at committed positions, every arm, in the order of the text; full
+            information only. ``ratio``: [positions, arms] min(1, q / p) of the committed tokens.
     """
 
     arm: int
     drafted: int
     accepted: int
     divergence: float | None = None
-    acceptance: tuple[tuple[float, ...], ...] = ()
-    lengths: tuple[tuple[float, ...], ...] = ()
+    acceptance: NDArray[np.float64] | None = None
+    ratio: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

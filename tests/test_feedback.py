@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.feedback import AcceptanceWindows, divergence, overlap, ratio
+from specdemo.estimators import AcceptanceWindows, VirtualRounds
+from specdemo.feedback import divergence, likelihood_ratio, overlap
 from specdemo.types import Proposal, Rows, Verified
 from tests.fakes import table
 
@@ -40,7 +41,7 @@ def test_windows_are_exactly_unbiased_on_target_text(k: int, seed: int) -> None:
         for token in text:
             verified = Verified((token,), p(context)[None])
             rows = Rows(q(context)[None])
-            a, r = overlap(verified, rows), ratio(verified, rows)
+            a, r = overlap(verified, rows), likelihood_ratio(verified, rows)
             done += windows.push(np.repeat(a, 2), np.repeat(r, 2))
             weight *= float(p(context)[token])
             context = (*context, token)
@@ -65,16 +66,25 @@ def test_windows_wait_across_rounds_and_are_never_dropped() -> None:
     assert all(w[0] == 4 for w in done)
 
 
+def test_virtual_rounds_count_the_rounds_of_every_arm() -> None:
+    """Match bits 1 1 0 1 1 1: alone, K = 2 would write (1 1 +0) (1 1 +1), K = 1 (1 +1) (0) (1 +1) then one
+    draft more."""
+    rounds = VirtualRounds([2, 1])
+    ends = np.array([rounds.push(np.full(2, bit)) for bit in (1.0, 1.0, 0.0, 1.0, 1.0, 1.0)])
+    assert ends[:, 0].tolist() == [0, 0, 1, 0, 0, 1]
+    assert ends[:, 1].tolist() == [0, 1, 1, 0, 1, 0]
+
+
 def test_overlap_and_ratio_by_hand() -> None:
     p = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
     verified = Verified((0, 1), p)
     q = torch.tensor([[0.25, 0.25, 0.5, 0.0], [0.5, 0.5, 0.0, 0.0]], dtype=torch.float64)
     assert overlap(verified, Rows(q)) == pytest.approx([0.25 + 0.25 + 0.2, 0.5])
-    assert ratio(verified, Rows(q)) == pytest.approx([0.5, 0.5])
+    assert likelihood_ratio(verified, Rows(q)) == pytest.approx([0.5, 0.5])
     points = Rows(tokens=(1, -1))
     assert overlap(verified, points) == pytest.approx([0.3, 0.0])
-    assert ratio(verified, points) == pytest.approx([0.0, 0.0])
-    assert ratio(verified, Rows(tokens=(0, 1))) == pytest.approx([1.0, 1.0])
+    assert likelihood_ratio(verified, points) == pytest.approx([0.0, 0.0])
+    assert likelihood_ratio(verified, Rows(tokens=(0, 1))) == pytest.approx([1.0, 1.0])
 
 
 def test_reduced_vocabulary_is_the_same_law() -> None:
@@ -83,7 +93,7 @@ def test_reduced_vocabulary_is_the_same_law() -> None:
     small = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=torch.float64)
     full = torch.zeros(2, V, dtype=torch.float64)
     full[:, vocab] = small
-    for measure in (overlap, ratio):
+    for measure in (overlap, likelihood_ratio):
         assert measure(verified, Rows(small, vocab=vocab)) == pytest.approx(measure(verified, Rows(full)))
 
 

@@ -17,6 +17,7 @@ LEVELS = {  # a module imports only from levels below its own, or from its own
     "types": 0,
     **dict.fromkeys(("sampling", "verify", "limits", "text", "convert", "sources"), 1),
     **dict.fromkeys(("target", "session", "compiled", "slots", "tokens", "models"), 2),
+    "estimators": 2,
     **dict.fromkeys(("drafters", "selectors", "feedback"), 3),
     **dict.fromkeys(("engine", "pools"), 4),
     **dict.fromkeys(("metrics", "store", "rows", "migrations", "owner", "writer", "provenance"), 5),

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from specdemo.estimators import AcceptanceWindows
 from specdemo.selectors.base import BaseSelector
 from specdemo.selectors.normalhedge import NormalHedge
 from specdemo.types import Information, RoundFeedback, Snapshot, SpecdemoError
@@ -37,7 +38,7 @@ class HedgeSpec(BaseSelector):
             raise SpecdemoError(f"choice is {choice!r}; hedgespec knows 'sample' and 'argmax'.")
         self.choice = choice
         self.learner = NormalHedge(len(self.arms))
-        self.windows, self.total = 0, np.zeros(len(self.arms))
+        self.windows, self.count, self.total = AcceptanceWindows(lengths), 0, np.zeros(len(self.arms))
         self.last: tuple[float | None, ...] = (None,) * len(self.arms)
 
     def choose(self) -> int:
@@ -47,15 +48,18 @@ class HedgeSpec(BaseSelector):
 
     def update(self, feedback: RoundFeedback) -> None:
         """Feed the windows completed by this round."""
-        longest = self.lengths.max(initial=0)
-        losses = [1 - np.array(length) / (longest + 1) for length in feedback.lengths]
-        for loss, length in zip(losses, feedback.lengths, strict=True):
-            self.learner.update(loss)
-            self.total += length
-        self.windows += len(losses)
+        assert feedback.acceptance is not None
+        assert feedback.ratio is not None
+        longest, losses = self.lengths.max(initial=0), []
+        for a, r in zip(feedback.acceptance, feedback.ratio, strict=True):
+            for length in self.windows.push(a, r):
+                losses.append(1 - length / (longest + 1))
+                self.learner.update(losses[-1])
+                self.total += length
+        self.count += len(losses)
         self.last = tuple(np.mean(losses, axis=0).tolist()) if losses else (None,) * len(self.arms)
 
     def snapshot(self) -> Snapshot:
         """Weights, mean acceptance lengths, losses."""
-        mean = (self.total / self.windows).tolist() if self.windows else [None] * len(self.arms)
+        mean = (self.total / self.count).tolist() if self.count else [None] * len(self.arms)
         return Snapshot("weight", tuple(self.learner.weights().tolist()), tuple(mean), self.last)

@@ -86,14 +86,20 @@ def test_ucb_rewards(reward: str, wanted: float) -> None:
     assert selector.snapshot().loss == (None, pytest.approx(1 - wanted), None)
 
 
+def seen(*positions: tuple[float, ...]) -> dict[str, np.ndarray]:
+    """Feedback about committed positions, greedy: acceptance and ratio are the same."""
+    return {"acceptance": np.array(positions), "ratio": np.array(positions)}
+
+
 def test_hedgespec_feeds_completed_windows_only() -> None:
-    selector = make("hedgespec", k=4)
-    selector.update(RoundFeedback(0, 4, 1, acceptance=((0.5, 0.9, 0.1),)))
+    """K = 2: the window of a position needs the next one, too."""
+    selector = make("hedgespec", k=2)
+    selector.update(RoundFeedback(0, 2, 1, **seen((0.0, 1.0, 1.0))))
     assert selector.snapshot().value == pytest.approx((1 / 3,) * 3)
-    selector.update(RoundFeedback(0, 4, 1, lengths=((2.0, 4.0, 1.0), (2.0, 5.0, 1.0))))
+    selector.update(RoundFeedback(0, 2, 1, **seen((1.0, 1.0, 0.0), (1.0, 1.0, 0.0))))
     snapshot = selector.snapshot()
-    assert snapshot.estimate == pytest.approx((2.0, 4.5, 1.0))
-    assert snapshot.loss == pytest.approx((1 - 2 / 5, 1 - 4.5 / 5, 1 - 1 / 5))
+    assert snapshot.estimate == pytest.approx((2.0, 3.0, 1.5))
+    assert snapshot.loss == pytest.approx((1 / 3, 0.0, 1 / 2))
     assert np.argmax(snapshot.value) == 1
 
 
@@ -104,8 +110,8 @@ def test_hedgespec_finds_the_best_arm(choice: str) -> None:
     for _ in range(150):
         arm = selector.choose()
         picks.append(arm)
-        lengths = tuple(1 + (rng.random(8) < np.where(np.arange(8) == 5, 0.8, 0.5)) * 3.0)
-        selector.update(RoundFeedback(arm, 4, 0, lengths=(lengths,)))
+        bits = rng.random((3, 8)) < np.where(np.arange(8) == 5, 0.9, 0.5)
+        selector.update(RoundFeedback(arm, 4, 0, **seen(*bits.astype(float))))
     assert np.mean(np.array(picks[75:]) == 5) > 0.9
 
 
