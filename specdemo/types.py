@@ -190,7 +190,11 @@ class RoundFeedback:
         accepted: how many of them were kept.
         divergence: mean of 1 - TV(p, q) over all drafted positions (MetaSD's block divergence); bandits only.
         acceptance: [positions, arms] 1 - TV(p, q) at committed positions, every arm, in the order of the text; full
-            information only. ``ratio``: [positions, arms] min(1, q / p) of the committed tokens.
+            information only, and None in rounds without an evaluation: the next one brings all positions since the
+            last. ``ratio``: [positions, arms] min(1, q / p) of the committed tokens.
+        round_ms: [arms, longest draft + 1] expected time of a round of each arm with each draft length, from measured
+            times; column 0 is plain decoding. ``feedback_ms``: expected time of one evaluation of all arms; it is not
+            part of ``round_ms``.
     """
 
     arm: int
@@ -199,6 +203,8 @@ class RoundFeedback:
     divergence: float | None = None
     acceptance: NDArray[np.float64] | None = None
     ratio: NDArray[np.float64] | None = None
+    round_ms: NDArray[np.float64] | None = None
+    feedback_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +377,15 @@ class Selector(Protocol):
 
     def choose(self) -> int:
         """Index of the arm that drafts next; -1 for plain decoding."""
+        ...
+
+    def draft_length(self, arm: int) -> int:
+        """How many tokens the arm just chosen should draft, at most its own draft length."""
+        ...
+
+    def due(self) -> bool:
+        """Whether all arms should be evaluated after this round (full information only). What is not evaluated now
+        waits for the next time; nothing is dropped."""
         ...
 
     def update(self, feedback: RoundFeedback) -> None:

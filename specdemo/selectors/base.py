@@ -27,6 +27,14 @@ class BaseSelector:
         """Index of the arm that drafts next; -1 for plain decoding."""
         raise NotImplementedError
 
+    def draft_length(self, arm: int) -> int:
+        """The arm's own."""
+        return int(self.lengths[arm])
+
+    def due(self) -> bool:
+        """After every round."""
+        return True
+
     def update(self, feedback: RoundFeedback) -> None:
         """Learn from the round."""
 
