@@ -15,7 +15,7 @@ import pytest
 import specdemo
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ["pip install . && python app.py", 'pip install ".[test]" && pytest']
+COMMANDS = ["pip install . && python app.py", 'pip install ".[test]" && pytest -n auto --dist loadfile']
 
 
 @pytest.fixture(scope="session")

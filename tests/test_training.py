@@ -82,7 +82,7 @@ def test_features_are_the_targets_own_states_and_laws(target, corpus, features) 
 
 def test_held_out_texts_are_never_trained_on(features) -> None:
     kept = load(features, "code")
-    train, held = (Corpus({"code": kept}, (0, 1, 2), held_out=flag, prompts=0.5) for flag in (False, True))
+    train, held = (Corpus({"code": kept}, (0, 1, 2), held_out=flag) for flag in (False, True))
     assert len(train.starts) + len(held.starts) == 40
     assert not set(train.starts.tolist()) & set(held.starts.tolist())
     assert len(train.starts) == int((~kept.held_out).sum())
@@ -95,7 +95,7 @@ def test_the_ready_made_gradient_is_that_of_the_loss() -> None:
     columns = torch.stack([torch.randperm(12, generator=generator)[:4] for _ in range(5)])
     law = torch.softmax(torch.randn(5, 4, dtype=torch.float64, generator=generator), -1)
     weight = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
-    loss, top = Frozen.apply(states, rows, columns, law, weight)
+    loss, top = Frozen.apply(states, rows, columns, law, weight, True)
     (3 * loss).backward()
     again = states.detach().clone().requires_grad_(True)
     dense = torch.zeros(5, 12, dtype=torch.float64).scatter_(1, columns, law)
@@ -109,7 +109,7 @@ def test_the_ready_made_gradient_is_that_of_the_loss() -> None:
 def test_what_is_drafted_is_compared_with_what_follows(target, features) -> None:
     """An oracle whose states are the target's own scores everything; one that is a position off does not."""
     kept = load(features, "sql")
-    corpus = Corpus({"sql": kept}, (0, 1, 2), held_out=False, prompts=0.5)
+    corpus = Corpus({"sql": kept}, (0, 1, 2), held_out=False)
     index, document = corpus.rows(torch.arange(len(corpus.starts)), 32)
     rows = corpus.gather(index, document)
     teacher = Teacher.of(target.embedding, target.lm_head, torch.arange(64))
@@ -156,7 +156,7 @@ def test_hydra_learns(target, features, tmp_path) -> None:
 def test_training_goes_on_where_it_was(target, features, tmp_path) -> None:
     """Interrupted after half, then resumed: as many positions, and better than the half."""
     kept = {"sql": load(features, "sql")}
-    corpus = Corpus(kept, (0, 1, 2), held_out=False, prompts=0.5)
+    corpus = Corpus(kept, (0, 1, 2), held_out=False)
     teacher = Teacher.of(target.embedding, target.lm_head, torch.arange(64))
     head, path = recipes.new_head(target, (0, 1, 2), 0), tmp_path / "head.pt"
 

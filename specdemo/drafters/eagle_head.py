@@ -32,6 +32,8 @@ class EagleConfig:
         fc_bias: EAGLE-1's ``bias``. ``attention_bias``: q, k and v have one (Qwen 2).
         fc_norm: each hidden state is normed before ``fc``. ``input_norm``: all of them together (norm_before_fc).
         norm_before_residual: the residual is the normed hidden state (speculators), else the raw one.
+        mixed_residual: the residual is a linear map of all that the attention reads (version 1's, ours for version 3:
+            without it the next token's embedding reaches the output only through the attention's few values).
         norm_output: what is fed back into the next step is the normed output, else the raw one.
         qk_norm: queries and keys are normed per head (Qwen 3).
     """
@@ -54,6 +56,7 @@ class EagleConfig:
     fc_norm: bool = False
     input_norm: bool = False
     norm_before_residual: bool = False
+    mixed_residual: bool = False
     norm_output: bool = False
     qk_norm: bool = False
 
@@ -155,8 +158,10 @@ class EagleHead(nn.Module):
             mixed = self._own("fc", torch.cat([embedding, state], -1))
             return mixed, mixed
         normed = self._own("hidden_norm", state)
-        residual = normed if self.config.norm_before_residual else state
-        return torch.cat([self._own("input_layernorm", embedding), normed], -1), residual
+        mixed = torch.cat([self._own("input_layernorm", embedding), normed], -1)
+        if self.config.mixed_residual:
+            return mixed, self._own("residual_proj", mixed)
+        return mixed, normed if self.config.norm_before_residual else state
 
     def keys_values(self, mixed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[..., n, mixed] -> rotated keys and values [..., kv heads, n, head size]; the same for all members."""
@@ -233,7 +238,9 @@ def linear_sizes(c: EagleConfig) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of every linear layer but the LM head."""
     wide = 2 * c.hidden_size if c.version == 3 else c.hidden_size  # what the attention reads
     features = len(c.layers) * c.target_size if c.version == 3 else 2 * c.hidden_size
+    residual = {"residual_proj": (c.hidden_size, wide)} if c.mixed_residual else {}
     return {
+        **residual,
         "fc": (c.hidden_size, features),
         "q_proj": (c.num_heads * c.head_dim, wide),
         "k_proj": (c.num_kv_heads * c.head_dim, wide),

@@ -32,7 +32,7 @@ def train_head(target: HFTarget, features: Path, domains: Sequence[str], bank: P
     head = new_head(target, layers, recipe.seed)
     vocab = vocabulary(list(texts.values()), target.vocab_size, VOCABULARY)
     teacher = Teacher.of(target.embedding, target.lm_head, vocab)
-    corpus = Corpus(texts, layers, held_out=False, prompts=recipe.prompts)
+    corpus = Corpus(texts, layers, held_out=False)
     train(head, eagle_states(head, None), corpus, teacher, recipe, _checkpoint(bank, name))
     write_head(bank, head, target.tokenizer.hf)
     write_member(bank, name, vocab, None, told(corpus, recipe))
@@ -56,7 +56,7 @@ def train_specialist(
     delta = new_delta(head, rank)
     vocab = vocabulary(list(texts.values()), target.vocab_size, size)
     teacher = Teacher.of(target.embedding, target.lm_head, vocab)
-    corpus = Corpus(texts, head.config.layers, held_out=False, prompts=recipe.prompts)
+    corpus = Corpus(texts, head.config.layers, held_out=False)
     train(delta, eagle_states(head, delta), corpus, teacher, recipe, _checkpoint(bank, name))
     write_member(bank, name, vocab, delta, told(corpus, recipe))
 
@@ -71,7 +71,7 @@ def train_hydra(
     network = HydraHeads(hydra_config(target, heads), own_lm_head=False, norm=True)
     vocab = vocabulary(list(texts.values()), target.vocab_size, VOCABULARY)
     teacher = Teacher.of(target.embedding, target.lm_head, vocab)
-    corpus = Corpus(texts, (target.depth,), held_out=False, prompts=recipe.prompts)
+    corpus = Corpus(texts, (target.depth,), held_out=False)
     train(network, hydra_states(network), corpus, teacher, recipe, _checkpoint(folder, "heads"))
     write_hydra(folder, network, vocab, target.tokenizer.hf, told(corpus, recipe))
 
@@ -91,6 +91,7 @@ def new_head(target: HFTarget, layers: Sequence[int], seed: int) -> EagleHead:
             layers=tuple(layers),
             vocab_size=target.vocab_size,
             fc_norm=True,  # raw hidden states have outlier channels, which slow training down several times
+            mixed_residual=True,  # learns faster, above all the later steps (docs/log.md)
         )
     )
     for parameter in head.parameters():
@@ -108,9 +109,20 @@ def new_delta(head: EagleHead, rank: int) -> Delta:
 
 
 def hydra_config(target: HFTarget, heads: int) -> HydraConfig:
-    """Hydra heads of two residual blocks without a prefix layer: small enough for the embedded target."""
-    size = target.hidden_size
-    return HydraConfig(size, heads, 2, False, 0, 0, 0, 0.0, 0.0, target.vocab_size)
+    """Hydra++ heads of two residual blocks behind a prefix layer as wide as the target's own layers."""
+    c = target.model.config.get_text_config()
+    return HydraConfig(
+        hidden_size=c.hidden_size,
+        num_heads=heads,
+        num_layers=2,
+        prefix=True,
+        intermediate_size=c.intermediate_size,
+        attention_heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        vocab_size=target.vocab_size,
+    )
 
 
 def vocabulary(texts: Sequence[Features], vocab_size: int, size: int) -> Tensor:

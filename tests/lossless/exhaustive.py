@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--k", type=int, nargs="*", help="draft lengths (float32: 0 to 8, bfloat16: 0 to 5)")
+    parser.add_argument("--drafters", nargs="*", help="only these of the cases' drafters")
     parser.add_argument("--compile", action="store_true", help="score through compiled code")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -31,11 +32,12 @@ def main() -> None:
     done = (
         {tuple(json.loads(line)["case"]) for line in args.out.read_text().splitlines()} if args.out.exists() else set()
     )
+    drafters = args.drafters or [*cases.DRAFTER_OPTIONS, *cases.TREES]
     lengths = args.k or range(9 if args.dtype == "float32" else 6)
     with args.out.open("a") as out:
         for k in lengths:  # every prompt at one draft length, then the next: a run cut short has seen all prompts
             for number, prompt in enumerate(cases.prompts()):
-                for drafter in (*cases.DRAFTER_OPTIONS, *cases.TREES) if k else ("none",):
+                for drafter in drafters if k else ("none",):
                     case = (mode, args.tokens, number, k, drafter)
                     if case not in done:
                         result = check(args.dtype, args.tokens, prompt, k, drafter)
