@@ -1,34 +1,22 @@
 """Simulation: the very selectors of the engine on synthetic worlds, against the best fixed arm.
 
-Only the models are missing: a round with arm i and draft length k at position s accepts the leading run of the arm's
-``bits`` there (at most k), commits one token more, and the selector learns what it would learn in the engine. Costs are
-in target forwards: a round takes ``1 + 0.02 k + c_i k``, plain decoding 1, and an evaluation of all arms its own.
+Worlds are in worlds.py, how a text is written in tape.py; here are many texts, means and intervals.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specdemo.estimators import VirtualRounds
-from specdemo.evaluation.worlds import Floats, Texts, World, write
-from specdemo.selectors import make_selector
-from specdemo.selectors.oracle import OracleDynamic, OracleStatic
-from specdemo.types import RoundFeedback, Selector, SpecdemoError
+from specdemo.evaluation.tape import Contender, Outcome, Setting, Signal, checkpoints, contender, tapes
+from specdemo.evaluation.worlds import Floats, World, write
+from specdemo.types import SpecdemoError
 
-Signal = Literal["soft", "bits"]
-Ints = NDArray[np.int64]
-
-VERIFY = 0.02  # cost of scoring one more row, in target forwards
-POINTS = 50  # of a regret curve
 SELECTORS = (
     "random",
     "metasd-ucb",
@@ -43,52 +31,6 @@ SELECTORS = (
     "hedgespec:signal=vr:discount=0.95",
     "speed",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A selector with its options; ``k``: its longest draft, None for everybody's."""
-
-    label: str
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    k: int | None = None
-
-
-def contender(text: str) -> Contender:
-    """ "name:option=value:option=value", the value as JSON if it is JSON; ``k`` is its longest draft.
-
-    Raises:
-        SpecdemoError: it reads otherwise.
-    """
-    name, *pairs = text.split(":")
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise SpecdemoError(f"The option {pair!r} of the selector {text!r} should be NAME=VALUE.")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    k = options.pop("k", None)
-    if k is not None and (not isinstance(k, int) or k < 1):
-        raise SpecdemoError(f"k of the selector {text!r} is {k!r}; it must be at least 1.")
-    return Contender(text, name, options, k)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One text of one contender. ``regret`` at the checkpoints, in rounds; ``cost`` and ``fixed_cost`` per token."""
-
-    regret: tuple[float, ...]
-    tokens: int
-    cost: float
-    fixed_length: float
-    fixed_cost: float
-    switches: int
-    best_share: float
-    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,27 +77,6 @@ class Result:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is simulated besides the world. Attributes as the arguments of :func:`simulate`."""
-
-    world: World
-    contenders: tuple[Contender, ...]
-    rounds: int
-    k: int
-    signal: Signal
-    evaluation: float
-
-    def length(self, contender: Contender) -> int:
-        """Longest draft of a contender."""
-        return contender.k or self.k
-
-    @property
-    def longest(self) -> int:
-        """Longest draft of all."""
-        return max([self.k, *(self.length(c) for c in self.contenders)])
-
-
 def simulate(
     world: World,
     selectors: Sequence[str] = SELECTORS,
@@ -163,7 +84,6 @@ def simulate(
     seeds: int = 20,
     k: int = 5,
     signal: Signal = "soft",
-    evaluation: float | None = None,
     processes: int = 1,
 ) -> list[Result]:
     """Let selectors write the same texts.
@@ -173,7 +93,6 @@ def simulate(
         rounds: of every text. ``seeds``: texts, at least 2. ``k``: draft length.
         signal: what a position reveals: "soft", a = 1 - TV as when sampling, or "bits", match or not, as at
             temperature 0.
-        evaluation: cost of evaluating all arms once, in target forwards; None for the world's.
         processes: how many work at once; the results do not depend on it.
 
     Raises:
@@ -184,8 +103,7 @@ def simulate(
             raise SpecdemoError(f"{name} is {value}; it must be at least {least}.")
     if signal not in ("soft", "bits"):
         raise SpecdemoError(f"signal is {signal!r}; it is 'soft' or 'bits'.")
-    cost = world.costs()[1] if evaluation is None else evaluation
-    setting = Setting(world, tuple(contender(text) for text in selectors), rounds, k, signal, cost)
+    setting = Setting(world, tuple(contender(text) for text in selectors), rounds, k, signal)
     blocks = [block.tolist() for block in np.array_split(np.arange(seeds), processes) if len(block)]
     if len(blocks) == 1:
         parts = [outcomes(setting, blocks[0])]
@@ -198,121 +116,17 @@ def simulate(
     ]
 
 
-def outcomes(setting: Setting, seeds: Sequence[int], at_once: int = 8) -> list[list[Outcome]]:
+def outcomes(setting: Setting, seeds: Sequence[int]) -> list[list[Outcome]]:
     """[contender][seed] every contender on the texts of some seeds."""
     found: list[list[Outcome]] = [[] for _ in setting.contenders]
     positions = (setting.rounds + 1) * (setting.longest + 1)
+    at_once = max(1, 2_000_000 // (positions * setting.world.arms))  # texts in memory
     for first in range(0, len(seeds), at_once):
         group = seeds[first : first + at_once]
-        texts = write(setting.world, group, positions)
-        tapes = _tapes(setting, texts, group)
+        batch = tapes(setting, write(setting.world, group, positions), group)
         for row, c in zip(found, setting.contenders, strict=True):
-            row.extend(tape.play(c) for tape in tapes)
+            row.extend(tape.play(c) for tape in batch)
     return found
-
-
-def _tapes(setting: Setting, texts: Texts, seeds: Sequence[int]) -> list[_Tape]:
-    """One per text; what all texts share is computed for all at once."""
-    count, positions, arms = texts.bits.shape
-    runs = np.zeros((positions + 1, count, arms), dtype=np.int64)
-    for t in range(positions - 1, -1, -1):
-        runs[t] = (runs[t + 1] + 1) * texts.bits[:, t]
-    ledger = VirtualRounds([setting.k] * count * arms)
-    rounds = np.cumsum([ledger.push(texts.soft[:, t].ravel()) for t in range(positions)], axis=0)
-    written = (rounds < setting.rounds).sum(0).reshape(count, arms)  # tokens of each arm alone in that many rounds
-    return [_Tape(setting, texts, i, seed, runs[:, i], written[i]) for i, seed in enumerate(seeds)]
-
-
-class _Tape:
-    """One text, and what every arm would do at every position of it."""
-
-    def __init__(self, setting: Setting, texts: Texts, i: int, seed: int, runs: Ints, written: Ints) -> None:
-        self.setting, self.seed, self.runs, self.mean = setting, seed, runs, texts.mean[i]
-        self.shown: Floats = texts.soft[i] if setting.signal == "soft" else texts.bits[i].astype(float)
-        self.sums = np.concatenate([np.zeros((1, setting.world.arms)), self.shown.cumsum(0)])
-        drafting = setting.world.costs()[0]
-        self.cost = 1 + (VERIFY + drafting)[:, None] * np.arange(setting.longest + 1)  # [arms, draft length]
-        self.best, k = int(written.argmax()), setting.k
-        self.fixed_length = written[self.best] / setting.rounds
-        self.fixed_cost = min(1.0, float((setting.rounds * self.cost[:, k] / written).min()))  # per token
-        ends, s, run = [], 0, runs[:, self.best].tolist()
-        while s + k < len(run) - 1:
-            s += min(run[s], k) + 1
-            ends.append(s)
-        self.ends = np.array(ends)
-
-    def play(self, contender: Contender) -> Outcome:
-        """Let a contender write the text."""
-        begin = time.process_time()
-        k = self.setting.length(contender)
-        arms, ends, cost = self._rounds(self._selector(contender, k), k)
-        spent = time.process_time() - begin
-        checkpoints = _checkpoints(self.setting.rounds)
-        starts = np.r_[0, ends[:-1]]
-        drafting = arms >= 0
-        mean = self.mean[starts]
-        best = (mean[np.arange(len(arms)), arms] >= mean.max(1) - 1e-9) & drafting
-        regret = checkpoints - np.searchsorted(self.ends, ends[checkpoints - 1], "right")
-        return Outcome(
-            regret=tuple(regret.tolist()),
-            tokens=int(ends[-1]),
-            cost=cost / float(ends[-1]),
-            fixed_length=float(self.fixed_length),
-            fixed_cost=self.fixed_cost,
-            switches=int((arms[1:] != arms[:-1]).sum()),
-            best_share=float(best.mean()),
-            cpu_s=spent,
-        )
-
-    def _selector(self, contender: Contender, k: int) -> Selector:
-        names, rng = [f"arm {i}" for i in range(self.setting.world.arms)], np.random.default_rng((self.seed, 11))
-        lengths = [k] * len(names)
-        if contender.name == "oracle-static":
-            return OracleStatic(names, lengths, rng, self.best)
-        if contender.name == "oracle-dynamic":
-            return OracleDynamic(names, lengths, rng, self._best_now(k))
-        return make_selector(contender.name, names, lengths, rng, contender.options)
-
-    def _best_now(self, k: int) -> Ints:
-        """[positions] the arm with the most expected tokens per cost, from the means of the next k positions."""
-        ahead = np.concatenate([self.mean, np.zeros((k, self.mean.shape[1]))])
-        going, tokens = np.ones_like(self.mean), np.ones_like(self.mean)
-        for j in range(k):
-            going *= ahead[j : j + len(self.mean)]
-            tokens += going
-        rate = tokens / self.cost[:, k]
-        best: Ints = np.where(rate.max(1) > 1, rate.argmax(1), -1)
-        return best
-
-    def _rounds(self, selector: Selector, k: int) -> tuple[Ints, Ints, float]:
-        """[rounds] arm, [rounds] tokens so far, and the whole cost."""
-        arms, ends, cost, s, told = [], [], 0.0, 0, 0
-        full, bandit = selector.information == "full", selector.information == "bandit"
-        times, evaluation, runs = self.cost[:, : k + 1], self.setting.evaluation, self.runs
-        for _ in range(self.setting.rounds):
-            arm = selector.choose()
-            drafted = selector.draft_length(arm) if arm >= 0 else 0
-            accepted = min(int(runs[s, arm]), drafted) if drafted else 0
-            cost += times[arm, drafted] if drafted else 1.0
-            divergence = acceptance = None
-            if bandit and drafted:
-                divergence = float(self.sums[s + drafted, arm] - self.sums[s, arm]) / drafted
-            s += accepted + 1
-            if full and selector.due():
-                acceptance, told = self.shown[told:s], s
-                cost += evaluation
-            selector.update(
-                RoundFeedback(arm, drafted, accepted, divergence, acceptance, acceptance, times, evaluation)
-            )
-            arms.append(arm)
-            ends.append(s)
-        return np.array(arms), np.array(ends), cost
-
-
-def _checkpoints(rounds: int) -> Ints:
-    """Rounds at which regret is kept, the last one among them."""
-    points: Ints = np.unique(np.linspace(1, rounds, min(POINTS, rounds)).astype(int))
-    return points
 
 
 def summarise(setting: Setting, contender: Contender, found: Sequence[Outcome]) -> Result:
@@ -338,10 +152,25 @@ def summarise(setting: Setting, contender: Contender, found: Sequence[Outcome]) 
         switches=float(np.mean([o.switches for o in found])),
         best_arm_share=float(np.mean([o.best_share for o in found])),
         us_per_round=1e6 * sum(o.cpu_s for o in found) / (setting.rounds * len(found)),
-        rounds=_checkpoints(setting.rounds).tolist(),
+        rounds=checkpoints(setting.rounds).tolist(),
         regret=curve.tolist(),
         regret_lows=(curve - half).tolist(),
         regret_highs=(curve + half).tolist(),
+    )
+
+
+def table(results: Sequence[Result]) -> str:
+    """Results as text, one line each."""
+    width = max(len("selector"), *(len(r.selector) for r in results))
+    head = "arms     regret in rounds (95 %)  tokens/round  tokens/cost  against fixed  switches  best"
+    return "\n".join(
+        [f"{'selector':<{width}} {head}"]
+        + [
+            f"{r.selector:<{width}} {r.arms:>4} {r.regret_mean:>9.1f} ({r.regret_low:>6.1f} to {r.regret_high:>6.1f})"
+            f" {r.tokens_per_round:>13.2f} {r.tokens_per_cost:>12.2f} {r.gain:>+12.1f} % {r.switches:>9.0f}"
+            f" {100 * r.best_arm_share:>3.0f} %"
+            for r in results
+        ]
     )
 
 

@@ -1,8 +1,8 @@
 """Synthetic worlds: how probable it is, at every position of a text, that each of N arms would be accepted.
 
-A world gives every arm a mean acceptance at every position. Around it the acceptance a = 1 - TV(p, q) follows a Beta law
-of concentration 2 (standard deviation about 0.28, as measured on real pools), and a draft of the arm is accepted there
-with probability a. Arms are correlated through a Gaussian copula: what is easy for one is easy for the others.
+A world gives every arm a mean acceptance at every position. Around it the acceptance a = 1 - TV(p, q) follows a Beta
+law of concentration 2 (standard deviation about 0.28), and a draft of the arm is accepted there with probability a.
+Arms are correlated through a Gaussian copula: what is easy for one is easy for the others.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specdemo.types import SpecdemoError
 
 Floats = NDArray[np.float64]
 
+MOST_ARMS = 256
 CONCENTRATION, CORRELATION = 2.0, 0.5
 _LEVELS, _QUANTILES = 100, 512  # resolution of the table of Beta quantiles
 
@@ -30,6 +31,8 @@ class World:
         name: key of ``WORLDS``. ``arms``: N.
         gap: how far the best arm is ahead, in mean acceptance. ``base``: mean acceptance of the others.
         segment: tokens between changes ("domains", "changes"); "drift" takes ten of them for a full turn.
+        cost: of drafting a token, in target forwards: one for every arm, or one for each; the world's own if empty.
+        evaluation: cost of evaluating all arms once, in target forwards; the world's own if None.
     """
 
     name: str = "stationary"
@@ -37,25 +40,32 @@ class World:
     gap: float = 0.1
     base: float = 0.6
     segment: int = 60
+    cost: tuple[float, ...] = ()
+    evaluation: float | None = None
 
     def __post_init__(self) -> None:
         if self.name not in WORLDS:
             raise SpecdemoError(f"There is no world {self.name!r}. Choose one of: {', '.join(WORLDS)}.")
         least = {"domains": 3, "costs": 4}.get(self.name, 1)
-        if not least <= self.arms <= 1024:
-            raise SpecdemoError(f"arms is {self.arms}; the world {self.name!r} has {least} to 1024 of them.")
-        if not (0 < self.base < 1 and 0 <= self.gap and self.base + self.gap < 1):
+        if not least <= self.arms <= MOST_ARMS:
+            raise SpecdemoError(f"arms is {self.arms}; the world {self.name!r} has {least} to {MOST_ARMS} of them.")
+        if not (0 < self.base < 1 and self.gap >= 0 and self.base + self.gap < 1):
             raise SpecdemoError(
-                f"base is {self.base:g} and gap {self.gap:g}; mean acceptances, base and base + gap, lie between 0 and 1."
+                f"base is {self.base:g} and gap {self.gap:g}; base and base + gap, mean acceptances, lie between 0 and 1."
             )
         if self.segment < 1:
             raise SpecdemoError(f"segment is {self.segment}; it must be at least 1 token.")
+        if len(self.cost) not in (0, 1, self.arms) or min(self.cost, default=0) < 0 or (self.evaluation or 0) < 0:
+            raise SpecdemoError(
+                f"Costs are at least 0, and there is one for every arm, or one for each of {self.arms}."
+            )
 
     def costs(self) -> tuple[Floats, float]:
         """[arms] cost of drafting a token, and cost of evaluating all arms once, in target forwards."""
-        if self.name == "costs":
-            return np.array([0.0005] + [0.03] * (self.arms - 3) + [0.10, 0.25]), 0.40
-        return np.full(self.arms, 0.03), 0.05
+        unequal = self.name == "costs"
+        own = [0.0005] + [0.03] * (self.arms - 3) + [0.10, 0.25] if unequal else [0.03]
+        evaluation = (0.40 if unequal else 0.05) if self.evaluation is None else self.evaluation
+        return np.broadcast_to(np.array(self.cost or own), self.arms), evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,8 @@ def write(world: World, seeds: Sequence[int], positions: int) -> Texts:
 
 def _normal_cdf(z: Floats) -> Floats:
     """The normal distribution function, to 3e-4."""
-    return 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+    cdf: Floats = 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+    return cdf
 
 
 @cache
@@ -131,7 +142,8 @@ def markov(world: World, rng: np.random.Generator, positions: int) -> Floats:
 
 
 def domains(world: World, rng: np.random.Generator, positions: int) -> Floats:
-    """Two domains in turns, a specialist for each (base + 0.18 at home), a generalist (base + 0.02), others in between."""
+    """Two domains in turns, each with a specialist (base + 0.18, at home), and a generalist (base + 0.02); all others,
+    and specialists abroad, about base - 0.1."""
     order = rng.permutation(world.arms)
     level = world.base - 0.1 + rng.uniform(-0.06, 0.06, world.arms)
     level[order[2]] = world.base + 0.02

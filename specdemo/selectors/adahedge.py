@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from specdemo.selectors.hedge import Floats, exponential
+from specdemo.selectors.base import Floats
+from specdemo.selectors.hedge import exponential
 
 
 class AdaHedge:
@@ -21,8 +22,9 @@ class AdaHedge:
     def weights(self) -> Floats:
         """[N] probabilities."""
         if self.gap <= 0 or len(self.loss) < 2:
-            leads = (self.loss <= self.loss.min(initial=np.inf) + 1e-12).astype(float)
-            return leads / leads.sum()
+            leads: Floats = (self.loss <= self.loss.min(initial=np.inf) + 1e-12).astype(float)
+            leads /= leads.sum()
+            return leads
         return exponential(self.loss, math.log(len(self.loss)) / self.gap)
 
     def update(self, loss: Floats) -> None:

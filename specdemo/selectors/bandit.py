@@ -16,8 +16,8 @@ REWARDS = ("bd", "be")
 class Bandit(BaseSelector):
     """Counts and mean rewards of every arm. Rewards lie in [0, 1], unless a subclass says otherwise.
 
-    In the snapshot ``value`` is what the choice is made by, ``estimate`` the mean reward, and ``loss`` 1 - reward of the
-    arm just pulled; None for arms never pulled.
+    In the snapshot ``value`` is what the choice is made by, ``estimate`` the mean reward, and ``loss`` 1 - reward of
+    the arm just pulled; None for arms never pulled.
     """
 
     information: ClassVar[Information] = "bandit"
@@ -79,6 +79,6 @@ class UpperConfidence(Bandit):
             return np.where(self.pulls > 0, self.mean + self.bonus(), np.inf)
 
     def bonus(self) -> Floats:
-        """[arms] width of the confidence interval. It shrinks with the arm's *own* pulls: published code that divides by
-        the pulls of all arms gives every arm the same bonus, and never explores."""
+        """[arms] width of the confidence interval. It shrinks with the arm's *own* pulls: published code that divides
+        by the pulls of all arms gives every arm the same bonus, and never explores."""
         raise NotImplementedError

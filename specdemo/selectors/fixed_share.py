@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdemo.selectors.hedge import Floats
+from specdemo.selectors.base import Floats
 
 
 class FixedShare:
@@ -19,13 +19,14 @@ class FixedShare:
 
     def __init__(self, experts: int, eta: float = 2.0, alpha: float = 0.01) -> None:
         self.eta, self.alpha = eta, alpha
-        self._w = np.full(experts, 1 / max(1, experts))
+        self._w: Floats = np.full(experts, 1 / max(1, experts))
 
     def weights(self) -> Floats:
         """[N] probabilities."""
-        return self._w.copy()
+        return self._w
 
     def update(self, loss: Floats) -> None:
         """[N] losses of one step."""
-        w = self._w * np.exp(-self.eta * (loss - loss.min(initial=np.inf)))
-        self._w = (1 - self.alpha) * w / w.sum() + self.alpha / len(w)
+        w: Floats = self._w * np.exp(-self.eta * (loss - loss.min(initial=np.inf)))
+        w *= (1 - self.alpha) / w.sum()
+        self._w = w + self.alpha / len(w)

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from specdemo.selectors.adahedge import AdaHedge
 from specdemo.selectors.adanormalhedge import AdaNormalHedge
+from specdemo.selectors.base import Floats
 from specdemo.selectors.fixed_share import FixedShare
 from specdemo.selectors.hedge import Hedge
 from specdemo.selectors.normalhedge import NormalHedge
 from specdemo.selectors.squint import Squint
-
-Floats = NDArray[np.float64]
 
 
 class Learner(Protocol):

@@ -83,7 +83,8 @@ def probabilities(model: RouterModel, prompts: Sequence[Sequence[int]]) -> NDArr
     """[prompts, arms] probability that the arm is the best."""
     logits = (features(prompts, len(model.weights) - 1) @ model.weights).astype(np.float64)
     p: NDArray[np.float64] = np.exp(logits - logits.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
+    p /= p.sum(1, keepdims=True)
+    return p
 
 
 @lru_cache(maxsize=8)

@@ -14,12 +14,12 @@ from specdemo.types import RoundFeedback
 class UCBSpec(UpperConfidence):
     """Bandit: each drafter once, then the largest upper confidence bound of its mean block length.
 
-    Rewards are Y = accepted + 1 in [1, L + 1], L the longest draft. After t rounds, n_i of them with arm i, the index is
-    ``mean_i + scale * (L / 2) sqrt((1 + n_i) / n_i^2 * (1 + 2 ln(N t^2 sqrt(1 + n_i) / delta)))``, delta = 1/2.
+    Rewards are Y = accepted + 1 in [1, L + 1], L the longest draft. After t rounds, n_i of them with arm i, its index
+    is ``mean_i + scale * (L / 2) sqrt((1 + n_i) / n_i^2 * (1 + 2 ln(N t^2 sqrt(1 + n_i) / delta)))``, delta = 1/2.
 
     Args:
-        scale: of the radius; 1 is the theorem's, which is near uniform for a whole answer (4 tokens wide after 5 pulls);
-            0.1 was best in simulations.
+        scale: of the radius; 1 is the theorem's, which is near uniform for a whole answer (4 tokens wide after 5
+            pulls); 0.1 was best in simulations.
 
     In the snapshot ``estimate`` is the mean block length and ``loss`` is (L + 1 - Y) / L of the arm just pulled.
     """
