@@ -51,7 +51,7 @@ class World:
             raise SpecdemoError(f"arms is {self.arms}; the world {self.name!r} has {least} to {MOST_ARMS} of them.")
         if not (0 < self.base < 1 and self.gap >= 0 and self.base + self.gap < 1):
             raise SpecdemoError(
-                f"base is {self.base:g} and gap {self.gap:g}; base and base + gap, mean acceptances, lie between 0 and 1."
+                f"base is {self.base:g} and gap {self.gap:g}; base and base + gap must lie between 0 and 1."
             )
         if self.segment < 1:
             raise SpecdemoError(f"segment is {self.segment}; it must be at least 1 token.")
