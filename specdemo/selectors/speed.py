@@ -63,13 +63,14 @@ class Speed(FullInformation):
         self.adaptive, self.costs = period == 0, costs
         n, longest = len(self.arms), int(self.lengths.max(initial=0))
         self._k = np.arange(1, longest + 1)[:, None]
-        self._barred = self._k != self.lengths if not free_length else self._k > self.lengths  # [longest, arms]
+        barred = self._k > self.lengths if free_length else self._k != self.lengths  # [longest, arms]
+        self._barred = np.where(barred, np.inf, 0.0)
         self._rounds = RoundDensities(n, longest, PRIOR)
         self._sums = np.zeros((len(MEMORIES), longest + 1, n))  # X in row 0, D of draft length k in row k
         self._count, self._error = np.zeros((len(MEMORIES), 1)), np.zeros((len(MEMORIES), n))
         self._prior = _parametric(np.full((1, 1), PRIOR), longest)
         self._density = self._estimate()
-        self._time, self._plain, self._unit = np.where(self._barred, np.inf, 1 + GUESS * self._k), 1.0, 1.0
+        self._time, self._plain, self._unit = 1 + GUESS * self._k + self._barred, 1.0, 1.0
         self._length, self._seen, self._back_off = 0, 0, 1
         self.last: Known = (None,) * n
 
@@ -104,10 +105,8 @@ class Speed(FullInformation):
         self._unit, self._plain = 1000.0, float(round_ms[0, 0])
         if self.adaptive:
             self.period = max(1, round(13 * math.sqrt(feedback_ms / self._plain)))
-        if self.costs:
-            self._time = np.where(self._barred, np.inf, round_ms[:, 1:].T + feedback_ms / self.period)
-        else:
-            self._time = np.where(self._barred, np.inf, self._plain)
+        spent = round_ms.T[1:] + feedback_ms / self.period if self.costs else self._plain
+        self._time = spent + self._barred
 
     def learn(self, a: Floats, r: Floats) -> None:
         """Positions in their order, then the new densities."""

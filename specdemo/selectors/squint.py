@@ -58,8 +58,8 @@ def _log_erf_between(low: float, high: float) -> float:
 
 
 def _log_erfc(x: float) -> float:
-    """ln erfc(x), x >= 0; beyond 5 from its asymptotic series, as erfc itself becomes 0."""
-    if x <= 5:
+    """ln erfc(x), x >= 0; beyond 20 from its asymptotic series (to 1e-11), as erfc itself becomes 0 at 27."""
+    if x <= 20:
         return math.log(math.erfc(x))
     y = 1 / (2 * x * x)
     return -x * x - math.log(x * math.sqrt(math.pi)) + math.log(1 - y + 3 * y**2 - 15 * y**3 + 105 * y**4)
