@@ -99,7 +99,7 @@ class RoundDensities:
         p = np.where(depth <= k, float(start) ** depth, 0.0)
         self._p = np.repeat((p / p.sum(0))[:, :, None], arms, axis=2)  # [depth, k, arms]
         # p at the bonus depth of every k: rows (k, k - 1) of the first two axes lie at equal distances
-        self._bonus = self._p.reshape(-1, arms)[longest :: longest + 1]
+        self._bonus = self._p.reshape((longest + 1) * longest, arms)[longest :: longest + 1]
 
     def push(self, x: Floats) -> Floats:
         """Add one committed position, x [arms]; returns rho [longest, arms], row k - 1 for draft length k."""

@@ -26,8 +26,8 @@ from specdemo.selectors.ucbspec import UCBSpec
 from specdemo.types import Selector, SpecdemoError
 
 SELECTORS: dict[str, type[BaseSelector]] = {
-    "speed": Speed,
     "hedgespec": HedgeSpec,
+    "speed": Speed,
     "metasd-ucb": MetaSDUCB,
     "metasd-halving": MetaSDHalving,
     "metasd-exp3": MetaSDEXP3,
