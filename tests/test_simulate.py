@@ -52,7 +52,7 @@ def test_worlds_do_what_they_are_named_after() -> None:
     assert set(best) == set(best[:120])
     assert len(set(best)) == 2
     assert len(set(mean["changes"].argmax(1))) > 2
-    assert 0.05 < np.abs(np.diff(mean["drift"], axis=0)).sum(0).min()
+    assert np.abs(np.diff(mean["drift"], axis=0)).sum(0).min() > 0.05
     assert np.abs(np.diff(mean["drift"], axis=0)).max() < 0.002
     states = {tuple(row) for row in mean["markov"]}
     assert len(states) <= 4
@@ -147,7 +147,7 @@ def test_intervals_are_of_the_mean_over_seeds() -> None:
 
 
 def test_bits_are_harder_than_soft_signals() -> None:
-    soft, bits = (simulate(World(arms=8), ("hedgespec",), 150, 20, signal=s)[0] for s in ("soft", "bits"))
+    soft, bits = (simulate(World(arms=8), ("hedgespec",), 100, 12, signal=s)[0] for s in ("soft", "bits"))
     assert soft.regret_mean < bits.regret_mean
 
 
@@ -189,9 +189,8 @@ def test_contenders() -> None:
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    command = (
-        "simulate --world stationary --arms 4 8 --gap 0.1 --rounds 30 --seeds 3 --selectors random,hedgespec".split()
-    )
+    text = "--world stationary --arms 4 8 --gap 0.1 --rounds 30 --seeds 3 --selectors random,hedgespec"
+    command = ["simulate", *text.split()]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(r["selector"], r["arms"]) for r in found] == [(s, n) for n in (4, 8) for s in ("random", "hedgespec")]

@@ -103,7 +103,7 @@ def tapes(setting: Setting, texts: Texts, seeds: Sequence[int]) -> list[Tape]:
         runs[t] = (runs[t + 1] + 1) * texts.bits[:, t]
     ledger = VirtualRounds([setting.k] * count * arms)
     rounds = np.cumsum([ledger.push(texts.soft[:, t].ravel()) for t in range(positions)], axis=0)
-    written = (rounds < setting.rounds).sum(0).reshape(count, arms)  # tokens of each arm alone in that many rounds
+    written = 1 + (rounds < setting.rounds - 1e-9).sum(0).reshape(count, arms)  # tokens of each arm in so many rounds
     return [Tape(setting, texts, i, seed, runs[:, i], written[i]) for i, seed in enumerate(seeds)]
 
 
