@@ -182,3 +182,10 @@ def test_mistakes_are_named() -> None:
 def test_the_prompt_reaches_the_selector() -> None:
     assert make_selector("random", ["a"], [4], RNG(0), {}, [5, 6]).prompt == (5, 6)  # type: ignore[attr-defined]
     assert Speed.prompt == ()
+
+
+def test_the_documentation_knows_every_selector_option_learner_and_signal() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "selectors.md").read_text("utf-8")
+    options = {option for name in SELECTORS for option in selector_options(name)}
+    missing = {name for name in {*SELECTORS, *LEARNERS, *SIGNALS, *options} if f"`{name}`" not in text}
+    assert not missing
