@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from specdemo.types import SpecdemoError
 
@@ -45,15 +45,20 @@ class AcceptanceWindows:
         none = np.zeros((0, len(self.k)))
         self._steps, self._ends = none, none  # of positions whose windows are open: weight of going on, of ending
 
-    def push(self, a: Floats, r: Floats) -> Floats:
-        """Add committed positions; returns the lengths [windows, arms] of the windows they complete, in order."""
+    def push(self, a: Floats, r: Floats, factors: Floats | None = None) -> Floats:
+        """Add committed positions; returns the lengths [windows, arms] of the windows they complete, in order.
+
+        ``factors`` as in :func:`at_depth`, applied to the windows that are completed now.
+        """
         steps = np.concatenate([self._steps, np.atleast_2d(a if self.form == "plug-in" else r)])
         ends = np.concatenate([self._ends, np.atleast_2d(r if self.form == "iw-b" else a)])
         count = max(0, len(steps) - self.longest + 1)
         total, reached = np.ones((count, len(self.k))), np.ones((count, len(self.k)))
         for depth in range(self.longest):
-            total += reached * ends[depth : depth + count] * (depth < self.k)  # an arm's sum stops at its own K
-            reached *= steps[depth : depth + count]
+            here = slice(depth, depth + count)
+            # an arm's sum stops at its own K
+            total += reached * at_depth(ends[here], factors, depth) * (depth < self.k)
+            reached *= at_depth(steps[here], factors, depth)
         self._steps, self._ends = steps[count:], ends[count:]
         return total
 
@@ -65,45 +70,42 @@ class VirtualRounds:
     round; at depth K stands the bonus token. A committed position with acceptance x ends the round with probability
     1 - x, and always at depth K; as the p_j add up to 1::
 
-        rho = p_K + (1 - x) sum_{j<K} p_j = 1 - x (1 - p_K) ;  p_j <- x p_{j-1} ;  p_0 <- rho
+        rho = p_K + sum_{j<K} (1 - x) p_j = 1 - sum_{j<K} x p_j ;  p_j <- x p_{j-1} ;  p_0 <- rho
 
     rho is the probability that a round ends, and the next one begins, here. With x = r its sum is the expected number
     of rounds that end within the text, exactly; at temperature 0, where r is 0 or 1, it is a plain count. With x = a
     it is less noisy and, as a rule, off by a few per cent.
+
+    Args:
+        lengths: [..., arms] draft lengths K; several rows count rounds for several draft lengths of every arm.
+        start: the text begins at depth j of a round with probability ~ start^j, j = 0 .. K; 0: it begins a round.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.k = np.array(lengths, dtype=int)
-        self._arms = np.arange(len(self.k))
-        self._p = np.zeros((int(self.k.max(initial=0)) + 1, len(self.k)))  # [depth, arms]; never read beyond an arm's K
-        self._p[0] = 1.0  # the first position begins a round
-
-    def push(self, x: Floats) -> Floats:
-        """Add committed positions, x [arms] or [positions, arms]; returns rho, of the same shape."""
-        if x.ndim > 1:
-            return np.array([self.push(row) for row in x]).reshape(x.shape)
-        rho: Floats = 1 - x * (1 - self._p[self.k, self._arms])
-        self._p[1:] = self._p[:-1] * x
-        self._p[0] = rho
-        return rho
-
-
-class RoundDensities:
-    """:class:`VirtualRounds` of every arm with *every* draft length 1 .. longest, for those who choose the length.
-
-    ``start``: the probability p_j ~ start^j, j = 0 .. k, that the text begins at depth j of a round: 0 begins a round.
-    """
-
-    def __init__(self, arms: int, longest: int, start: float = 0.0) -> None:
-        depth, k = np.arange(longest + 1)[:, None], np.arange(1, longest + 1)
+    def __init__(self, lengths: ArrayLike, start: float = 0.0) -> None:
+        k = np.array(lengths, dtype=int)
+        depth = np.arange(int(k.max(initial=0)) + 1).reshape(-1, *[1] * k.ndim)
+        self._inside = (depth[:-1] < k).astype(float)  # [depth, ..., arms] where a draft token stands
         p = np.where(depth <= k, float(start) ** depth, 0.0)
-        self._p = np.repeat((p / p.sum(0))[:, :, None], arms, axis=2)  # [depth, k, arms]
-        # p at the bonus depth of every k: rows (k, k - 1) of the first two axes lie at equal distances
-        self._bonus = self._p.reshape((longest + 1) * longest, arms)[longest :: longest + 1]
+        self._p = p / p.sum(0)
 
-    def push(self, x: Floats) -> Floats:
-        """Add one committed position, x [arms]; returns rho [longest, arms], row k - 1 for draft length k."""
-        rho: Floats = 1 - x * (1 - self._bonus)
-        np.multiply(self._p[:-1], x, out=self._p[1:])
+    def push(self, x: Floats, factors: Floats | None = None) -> Floats:
+        """Add committed positions, x [arms] or [positions, arms]; returns rho, [..., arms] for each of them.
+
+        ``factors`` as in :func:`at_depth`.
+        """
+        if x.ndim > 1:
+            return np.array([self.push(row, factors) for row in x]).reshape(len(x), *self._p.shape[1:])
+        if factors is not None:
+            x = np.minimum(1, factors.T * x).reshape(-1, *[1] * (self._p.ndim - 2), len(x))
+        kept = self._p[:-1] * self._inside
+        kept *= x
+        rho: Floats = 1 - kept.sum(0)
+        self._p[1:] = kept
         self._p[0] = rho
         return rho
+
+
+def at_depth(x: Floats, factors: Floats | None, depth: int) -> Floats:
+    """Acceptance at a depth of a draft: heads draft deeper tokens after features of their own, so what they would have
+    proposed after the true text flatters them. ``factors``: [arms, longest draft], see calibration.py; None: 1."""
+    return x if factors is None else np.minimum(1, x * factors[:, depth])

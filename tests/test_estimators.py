@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.estimators import FORMS, AcceptanceWindows, RoundDensities, VirtualRounds
+from specdemo.estimators import FORMS, AcceptanceWindows, VirtualRounds
 from specdemo.sampling import Dice
 from specdemo.types import Proposal, SpecdemoError
 from specdemo.verify import verify
@@ -228,16 +228,34 @@ def test_virtual_rounds_by_hand() -> None:
     assert ends[:, 1].tolist() == [0, 1, 1, 0, 1, 0]
 
 
-def test_densities_are_virtual_rounds_of_every_length() -> None:
+def test_rounds_of_several_draft_lengths_at_once() -> None:
     x = np.random.default_rng(2).random((40, 3))
-    densities, rounds = RoundDensities(3, 4), [VirtualRounds([k] * 3) for k in (1, 2, 3, 4)]
-    for row in x:
-        assert densities.push(row) == pytest.approx(np.array([r.push(row) for r in rounds]))
+    together = VirtualRounds(np.repeat([[1], [2], [3], [4]], 3, axis=1)).push(x)
+    assert together.shape == (40, 4, 3)
+    for k in (1, 2, 3, 4):
+        assert together[:, k - 1] == pytest.approx(VirtualRounds([k] * 3).push(x))
 
 
-def test_densities_may_start_within_a_round() -> None:
+def test_a_text_may_start_within_a_round() -> None:
     """start = 1/2, K = 1: p = (2/3, 1/3), so a position that is accepted for sure ends a round with 1/3."""
-    assert RoundDensities(1, 1, 0.5).push(np.ones(1)) == pytest.approx(np.array([[1 / 3]]))
-    steady, x = RoundDensities(1, 3, 0.5), np.full(1, 0.5)  # the density of an arm that accepts half of all positions
-    assert steady.push(x)[:, 0] == pytest.approx([1 / 1.5, 1 / 1.75, 1 / 1.875])
-    assert steady.push(x)[:, 0] == pytest.approx([1 / 1.5, 1 / 1.75, 1 / 1.875])
+    assert VirtualRounds([1], 0.5).push(np.ones(1)) == pytest.approx([1 / 3])
+    steady, x = (
+        VirtualRounds([1, 2, 3], 0.5),
+        np.full(3, 0.5),
+    )  # the density of an arm that accepts every other position
+    for _ in range(3):
+        assert steady.push(x) == pytest.approx([1 / 1.5, 1 / 1.75, 1 / 1.875])
+
+
+def test_calibration_by_depth() -> None:
+    """Factors 1 and 1/2, K = 2, a = 0.8, r = 0.6 everywhere, and an arm whose factors would lead beyond 1."""
+    factors = np.array([[1.0, 0.5], [2.0, 2.0]])
+    a, r = np.full((2, 2), 0.8), np.full((2, 2), 0.6)
+    assert AcceptanceWindows([2, 2]).push(a, r, factors) == pytest.approx(np.array([[1 + 0.8 + 0.6 * 0.4, 3.0]]))
+    assert AcceptanceWindows([2, 2], "plug-in").push(a, r, factors) == pytest.approx(
+        np.array([[1 + 0.8 + 0.8 * 0.4, 3.0]])
+    )
+    rho = VirtualRounds([2, 2]).push(np.full((3, 2), 0.8), factors)
+    second = 0.2 * 0.2 + 0.8 * 0.6  # at depth 0, at depth 1
+    third = 0.2 * second + 0.6 * (0.8 * 0.2) + 0.8 * 0.4
+    assert rho == pytest.approx(np.array([[0.2, 0], [second, 0], [third, 1]]))

@@ -186,7 +186,9 @@ class Tape:
                 acceptance, told = self.shown[told:s], s
                 cost += evaluation
             selector.update(
-                RoundFeedback(arm, drafted, accepted, divergence, acceptance, acceptance, times, evaluation)
+                RoundFeedback(
+                    arm, drafted, accepted, divergence, acceptance, acceptance, round_ms=times, feedback_ms=evaluation
+                )
             )
             arms.append(arm)
             ends.append(s)

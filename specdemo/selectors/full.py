@@ -31,8 +31,8 @@ class FullInformation(BaseSelector):
         if feedback.acceptance is not None:
             assert feedback.ratio is not None
             self.since = 0
-            self.learn(feedback.acceptance, feedback.ratio)
+            self.learn(feedback.acceptance, feedback.ratio, feedback.calibration)
 
-    def learn(self, a: Floats, r: Floats) -> None:
-        """All positions since the last evaluation, a and r: [positions, arms]."""
+    def learn(self, a: Floats, r: Floats, factors: Floats | None = None) -> None:
+        """All positions since the last evaluation, a and r: [positions, arms]; ``factors``: calibration by depth."""
         raise NotImplementedError

@@ -68,9 +68,9 @@ class HedgeSpec(FullInformation):
         """An arm by its weight."""
         return largest(self.weights, self.rng) if self.choice == "argmax" else draw(self.weights, self.rng)
 
-    def learn(self, a: Floats, r: Floats) -> None:
+    def learn(self, a: Floats, r: Floats, factors: Floats | None = None) -> None:
         """Feed the losses that these positions make known."""
-        losses = self.signal.push(a, r)
+        losses = self.signal.push(a, r, factors)
         for loss in losses:
             self.learner.update(loss)
         self.weights = self.learner.weights()

@@ -15,8 +15,9 @@ class Signal(Protocol):
 
     steps: int  # losses so far
 
-    def push(self, a: Floats, r: Floats) -> Floats:
-        """Committed positions (a, r: [positions, arms]) -> the losses [steps, arms] they make known."""
+    def push(self, a: Floats, r: Floats, factors: Floats | None) -> Floats:
+        """Committed positions (a, r: [positions, arms]) and the factors of acceptance by depth, if they are known ->
+        the losses [steps, arms] they make known."""
         ...
 
     def estimate(self) -> Floats:
@@ -33,9 +34,9 @@ class AcceptanceLength:
     def __init__(self, lengths: Sequence[int], form: Form) -> None:
         self.windows, self.steps, self.total = AcceptanceWindows(lengths, form), 0, np.zeros(len(lengths))
 
-    def push(self, a: Floats, r: Floats) -> Floats:
+    def push(self, a: Floats, r: Floats, factors: Floats | None) -> Floats:
         """Losses of the windows that these positions complete."""
-        lengths = self.windows.push(a, r)
+        lengths = self.windows.push(a, r, factors)
         self.steps += len(lengths)
         self.total += lengths.sum(0)
         return 1 - lengths / (self.windows.longest + 1)
@@ -54,9 +55,9 @@ class Rounds:
     def __init__(self, lengths: Sequence[int], form: Form) -> None:
         self.rounds, self.steps, self.total = VirtualRounds(lengths), 0, np.zeros(len(lengths))
 
-    def push(self, a: Floats, r: Floats) -> Floats:
+    def push(self, a: Floats, r: Floats, factors: Floats | None) -> Floats:
         """One loss per position."""
-        rho = self.rounds.push(a)
+        rho = self.rounds.push(a, factors)
         self.steps += len(rho)
         self.total += rho.sum(0)
         return rho
@@ -72,7 +73,7 @@ class Acceptance:
     def __init__(self, lengths: Sequence[int], form: Form) -> None:
         self.steps, self.total = 0, np.zeros(len(lengths))
 
-    def push(self, a: Floats, r: Floats) -> Floats:
+    def push(self, a: Floats, r: Floats, factors: Floats | None) -> Floats:
         """One loss per position."""
         self.steps += len(a)
         self.total += a.sum(0)

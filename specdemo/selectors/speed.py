@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdemo.estimators import Floats, RoundDensities
+from specdemo.estimators import Floats, VirtualRounds
 from specdemo.selectors.base import Known, largest, within
 from specdemo.selectors.full import FullInformation
 from specdemo.types import RoundFeedback, Snapshot
@@ -65,10 +65,11 @@ class Speed(FullInformation):
         self._k = np.arange(1, longest + 1)[:, None]
         barred = self._k > self.lengths if free_length else self._k != self.lengths  # [longest, arms]
         self._barred = np.where(barred, np.inf, 0.0)
-        self._rounds = RoundDensities(n, longest, PRIOR)
+        self._rounds = VirtualRounds(np.repeat(self._k, n, axis=1), PRIOR)
         self._sums = np.zeros((len(MEMORIES), longest + 1, n))  # X in row 0, D of draft length k in row k
         self._count, self._error = np.zeros((len(MEMORIES), 1)), np.zeros((len(MEMORIES), n))
-        self._prior = _parametric(np.full((1, 1), PRIOR), longest)
+        self._prior = _parametric(np.full((1, 1), PRIOR), np.ones((longest, 1)))
+        self._factors = np.ones((longest, n))
         self._density = self._estimate()
         self._time, self._plain, self._unit = 1 + GUESS * self._k + self._barred, 1.0, 1.0
         self._length, self._seen, self._back_off = 0, 0, 1
@@ -108,14 +109,16 @@ class Speed(FullInformation):
         spent = round_ms.T[1:] + feedback_ms / self.period if self.costs else self._plain
         self._time = spent + self._barred
 
-    def learn(self, a: Floats, r: Floats) -> None:
+    def learn(self, a: Floats, r: Floats, factors: Floats | None = None) -> None:
         """Positions in their order, then the new densities."""
+        if factors is not None:
+            self._factors = factors.T
         for x in a:
             self._error *= FADE
             self._error += (x - (self._sums[:, 0] + PRIOR) / (self._count + 1)) ** 2
             self._sums *= MEMORIES[:, :, None]
             self._sums[:, 0] += x
-            self._sums[:, 1:] += self._rounds.push(x)
+            self._sums[:, 1:] += self._rounds.push(x, factors)
             self._count *= MEMORIES
             self._count += 1
         self._density = self._estimate()
@@ -127,7 +130,7 @@ class Speed(FullInformation):
         handicap = self._error + PATIENCE
         w = np.exp(-TRUST * (handicap - handicap.min(0)))
         w /= w.sum(0)
-        shrunk = _parametric((self._sums[:, 0] + PRIOR) / (self._count + 1), len(self._k))
+        shrunk = _parametric((self._sums[:, 0] + PRIOR) / (self._count + 1), self._factors)
         shrunk *= STRENGTH
         shrunk += self._sums[:, 1:]
         shrunk += self._prior
@@ -149,10 +152,11 @@ class Speed(FullInformation):
         )
 
 
-def _parametric(acceptance: Floats, longest: int) -> Floats:
-    """[memories, arms] A -> [memories, longest, arms] 1 / (1 + A + .. + A^k)."""
-    powers = np.repeat(acceptance[:, None], longest, axis=1)
-    np.multiply.accumulate(powers, axis=1, out=powers)
-    np.add.accumulate(powers, axis=1, out=powers)
-    powers += 1
-    return np.reciprocal(powers, out=powers)
+def _parametric(acceptance: Floats, factors: Floats) -> Floats:
+    """[memories, arms] A, [longest, arms] factors by depth -> [memories, longest, arms] density of round starts of an
+    arm that accepts every position with probability A: 1 / (1 + A + .. + A^k) where all factors are 1."""
+    reached = np.minimum(1, acceptance[:, None] * factors)
+    np.multiply.accumulate(reached, axis=1, out=reached)
+    np.add.accumulate(reached, axis=1, out=reached)
+    reached += 1
+    return np.reciprocal(reached, out=reached)

@@ -62,7 +62,7 @@ def play(selector: Selector, arms: int, rounds: int, acceptance: Any) -> list[in
         if selector.information == "full" and selector.due():
             told, waiting = np.concatenate(waiting), []
         divergence = float(x[:, arm].mean()) if selector.information == "bandit" else None
-        selector.update(RoundFeedback(arm, 4, accepted, divergence, told, told, times, 0.2))
+        selector.update(RoundFeedback(arm, 4, accepted, divergence, told, told, round_ms=times, feedback_ms=0.2))
         picks.append(arm)
     return picks
 
