@@ -103,7 +103,7 @@ class Speed(FullInformation):
 
     def _measured(self, round_ms: Floats, feedback_ms: float) -> None:
         """Times of rounds, with an evaluation's share; plain decoding need not evaluate."""
-        self._unit, self._plain = 1000.0, float(round_ms[0, 0])
+        self._unit, self._plain = 1000.0, max(float(round_ms[0, 0]), 1e-6)
         if self.adaptive:
             self.period = max(1, round(13 * math.sqrt(feedback_ms / self._plain)))
         spent = round_ms.T[1:] + feedback_ms / self.period if self.costs else self._plain
