@@ -95,12 +95,14 @@ def test_adahedge() -> None:
 
 
 def test_adanormalhedge() -> None:
-    """r = (0.3, -0.3): w ~ Phi(R + 1, C + 1) - Phi(R - 1, C + 1) with R = r, C = 0.3. (C - 1 in the second, as one
-    published copy has it, would give the first arm less than half of the right weight.)"""
+    """w ~ Phi(R + 1, C + 1) - Phi(R - 1, C + 1), C + 1 in both (one published copy has C - 1 in the second)."""
     learner = AdaNormalHedge(2)
     assert learner.weights() == pytest.approx([0.5, 0.5])
     learner.update(LOSSES[0])
-    w = np.array([math.exp(1.3**2 / 3.9) - 1, math.exp(0.7**2 / 3.9) - 1])
+    assert learner.regret == pytest.approx([0.3, -0.3])
+    assert learner.size == pytest.approx([0.3, 0.3])
+    learner.regret, learner.size = np.array([2.5, 0.5]), np.array([3.0, 2.0])
+    w = np.array([math.exp(3.5**2 / 12) - math.exp(1.5**2 / 12), math.exp(1.5**2 / 9) - 1])
     assert learner.weights() == pytest.approx(w / w.sum())
 
 
