@@ -94,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
         ("generate", "answer one prompt on the command line", _generate),
         ("doctor", "say what is installed, where things are, and what is wrong", _doctor),
         ("list", "print the selectors, drafters or pools there are", _list),
+        ("simulate", "compare selectors on synthetic worlds, in seconds", _simulate),
         ("bench", "measure what a target forward costs and how fast plain decoding is", _bench),
         ("compile", "compile scoring for this machine, once, at low priority", _add_pool),
         ("train", "train draft heads for a pool's target, see docs/training.md", _train),
@@ -167,6 +168,25 @@ def _doctor(p: argparse.ArgumentParser) -> None:
 def _list(p: argparse.ArgumentParser) -> None:
     p.add_argument("what", choices=["selectors", "drafters", "pools"])
     p.add_argument("--json", action="store_true", help="print a JSON list with summaries and options")
+
+
+def _simulate(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--world", default="stationary", help="stationary, markov, domains, changes, drift or costs")
+    p.add_argument("--arms", type=int, nargs="+", default=[21], metavar="N", help="numbers of arms (default 21)")
+    p.add_argument("--gap", type=float, default=0.1, help="acceptance by which the best arm is ahead (default 0.1)")
+    p.add_argument("--base", type=float, default=0.6, help="acceptance of the others (default 0.6)")
+    p.add_argument("--segment", type=int, default=60, help="tokens between changes (default 60)")
+    p.add_argument(
+        "--cost", type=float, nargs="+", default=[], help="of drafting a token, in target forwards: one, or N"
+    )
+    p.add_argument("--evaluation-cost", type=float, help="of evaluating all arms once, in target forwards")
+    p.add_argument("--signal", choices=["soft", "bits"], default="soft", help="bits: as at temperature 0")
+    p.add_argument("--selectors", help="with commas; options as hedgespec:signal=vr:choice=argmax (default: twelve)")
+    p.add_argument("--rounds", type=int, default=300, help="of every text (default 300)")
+    p.add_argument("--seeds", type=int, default=20, help="texts (default 20)")
+    p.add_argument("--k", type=int, default=5, help="draft length (default 5)")
+    p.add_argument("--processes", type=int, help="at work at once (default: as many as there are cores, if it pays)")
+    p.add_argument("--json", action="store_true", help="print a JSON list, with curves of the regret")
 
 
 def _bench(p: argparse.ArgumentParser) -> None:

@@ -224,6 +224,27 @@ def _pools() -> Any:
     return [entry(name) for name in pool_names()]
 
 
+def simulate(args: argparse.Namespace) -> int:
+    """Let selectors write the same synthetic texts; what each loses against the best fixed arm."""
+    from specdemo.evaluation import simulate as simulation
+    from specdemo.evaluation.worlds import World
+
+    selectors = simulation.SELECTORS if args.selectors is None else tuple(args.selectors.split(","))
+    work = args.rounds * args.seeds * len(selectors)  # a process takes about a second to start
+    processes = args.processes or (min(os.cpu_count() or 1, max(1, args.seeds)) if work > 50_000 else 1)
+    results = []
+    try:
+        for arms in args.arms:
+            world = World(args.world, arms, args.gap, args.base, args.segment, tuple(args.cost), args.evaluation_cost)
+            results += simulation.simulate(
+                world, selectors, args.rounds, args.seeds, args.k, args.signal, processes=processes
+            )
+    except SpecdemoError as error:
+        raise UsageError(str(error)) from error
+    print(json.dumps([r.to_dict() for r in results]) if args.json else simulation.table(results))
+    return OK
+
+
 def bench(args: argparse.Namespace) -> int:
     """Measure the pool: a forward of n rows, plain decoding against ``transformers.generate``, and what drafts cost."""
     from specdemo.bench import run_bench, table

@@ -192,6 +192,8 @@ class RoundFeedback:
         acceptance: [positions, arms] 1 - TV(p, q) at committed positions, every arm, in the order of the text; full
             information only, and None in rounds without an evaluation: the next one brings all positions since the
             last. ``ratio``: [positions, arms] min(1, q / p) of the committed tokens.
+        calibration: [arms, longest draft] factor by which acceptance at each depth of a draft differs from the
+            estimates above (calibration.py), None if the request does not want it: multiply, and cut at 1.
         round_ms: [arms, longest draft + 1] expected time of a round of each arm with each draft length, from measured
             times; column 0 is plain decoding. ``feedback_ms``: expected time of one evaluation of all arms; it is not
             part of ``round_ms``.
@@ -203,6 +205,7 @@ class RoundFeedback:
     divergence: float | None = None
     acceptance: NDArray[np.float64] | None = None
     ratio: NDArray[np.float64] | None = None
+    calibration: NDArray[np.float64] | None = None
     round_ms: NDArray[np.float64] | None = None
     feedback_ms: float = 0.0
 

@@ -13,6 +13,7 @@ import pytest
 
 from specdemo import __version__, cli
 from specdemo.pools import pool_names
+from specdemo.selectors import SELECTORS
 from specdemo.store import Store
 from specdemo.types import Message, Sampling
 
@@ -309,7 +310,7 @@ def test_closed_pipe_is_no_error(home: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("selectors", ["hedgespec", "metasd-ucb", "round-robin", "random", "fixed", "none"]),
+        ("selectors", list(SELECTORS)),
         ("drafters", ["prompt-lookup", "suffix", "causal_lm", "eagle", "hydra", "medusa"]),
         ("pools", pool_names()),
     ],

@@ -9,17 +9,33 @@ from typing import Any
 import numpy as np
 
 from specdemo.selectors.base import BaseSelector
+from specdemo.selectors.discounted_ucb import DiscountedUCB
+from specdemo.selectors.exp3spec import EXP3Spec
 from specdemo.selectors.fixed import Fixed
 from specdemo.selectors.hedgespec import HedgeSpec
+from specdemo.selectors.metasd_exp3 import MetaSDEXP3
+from specdemo.selectors.metasd_halving import MetaSDHalving
 from specdemo.selectors.metasd_ucb import MetaSDUCB
 from specdemo.selectors.none import NoDrafter
 from specdemo.selectors.random import Random
 from specdemo.selectors.round_robin import RoundRobin
+from specdemo.selectors.router import Router
+from specdemo.selectors.sliding_ucb import SlidingUCB
+from specdemo.selectors.speed import Speed
+from specdemo.selectors.ucbspec import UCBSpec
 from specdemo.types import Selector, SpecdemoError
 
 SELECTORS: dict[str, type[BaseSelector]] = {
     "hedgespec": HedgeSpec,
+    "speed": Speed,
     "metasd-ucb": MetaSDUCB,
+    "metasd-halving": MetaSDHalving,
+    "metasd-exp3": MetaSDEXP3,
+    "discounted-ucb": DiscountedUCB,
+    "sliding-ucb": SlidingUCB,
+    "ucbspec": UCBSpec,
+    "exp3spec": EXP3Spec,
+    "router": Router,
     "round-robin": RoundRobin,
     "random": Random,
     "fixed": Fixed,
@@ -39,12 +55,17 @@ def summary(name: str) -> str:
 
 
 def make_selector(
-    name: str, arms: Sequence[str], lengths: Sequence[int], rng: np.random.Generator, options: Mapping[str, Any]
+    name: str,
+    arms: Sequence[str],
+    lengths: Sequence[int],
+    rng: np.random.Generator,
+    options: Mapping[str, Any],
+    prompt: Sequence[int] = (),
 ) -> Selector:
-    """A selector for one answer. With no arms to choose from it is plain decoding.
+    """A selector for one answer to ``prompt`` (token ids). With no arms to choose from it is plain decoding.
 
     Raises:
-        SpecdemoError: unknown name, unknown option, or an option's value of the wrong type.
+        SpecdemoError: unknown name, unknown option, or an option's value that is wrong.
     """
     if name not in SELECTORS:
         raise SpecdemoError(f"There is no selector {name!r}. Choose one of: {', '.join(SELECTORS)}.")
@@ -56,4 +77,5 @@ def make_selector(
         if not isinstance(value, wanted) and not (wanted is float and isinstance(value, int)):
             raise SpecdemoError(f"Option {key} of {name!r} is {value!r}; it should be a {wanted.__name__}.")
     selector = SELECTORS[name](arms, lengths, rng, **options)
+    selector.prompt = tuple(prompt)
     return selector if arms else NoDrafter(arms, lengths, rng)

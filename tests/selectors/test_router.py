@@ -1,0 +1,62 @@
+"""The router: learns from prompts which arm they want, and says so when it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdemo.selectors import make_selector
+from specdemo.selectors.router import features, probabilities
+from specdemo.training.router import train_router
+from specdemo.types import SpecdemoError
+
+
+def prompts(count: int, seed: int) -> tuple[list[list[int]], list[str]]:
+    """Two kinds of prompts over the same frequent tokens, each with rare ones of its own."""
+    rng, kinds = np.random.default_rng(seed), np.arange(count) % 2
+    texts = [np.where(rng.random(30) < 0.2, 1000 + 50 * kind + rng.integers(40, size=30), rng.integers(100, size=30))
+             for kind in kinds]  # fmt: skip
+    return [text.tolist() for text in texts], [("code", "maths")[kind] for kind in kinds]
+
+
+def test_it_learns_and_is_read_again(tmp_path: Path) -> None:
+    texts, best = prompts(80, 0)
+    model = train_router(texts, best, tmp_path / "router.npz")
+    new, wanted = prompts(40, 1)
+    found = [model.arms[i] for i in probabilities(model, new).argmax(1)]
+    assert np.mean([f == w for f, w in zip(found, wanted, strict=True)]) > 0.9
+    arms = ["other", "maths", "code"]
+    for prompt, arm in zip(new[:6], found[:6], strict=True):
+        options = {"model": str(tmp_path / "router.npz")}
+        selector = make_selector("router", arms, [4] * 3, np.random.default_rng(0), options, prompt)
+        assert arms[selector.choose()] == arm
+        assert selector.choose() == selector.choose()
+        assert selector.snapshot().estimate[0] == 0
+        assert sum(v or 0 for v in selector.snapshot().estimate) == pytest.approx(1)
+
+
+def test_features_see_order_and_are_bounded() -> None:
+    one, other = features([[1, 2, 3, 4], [4, 3, 2, 1]])
+    assert (one != other).any()
+    assert features([[], [7]], ngram=1).shape == (2, 4097)
+    assert np.linalg.norm(features([list(range(500))])[0]) <= np.sqrt(2) + 1e-6
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    def make(**options: str) -> None:
+        make_selector("router", ["a"], [4], np.random.default_rng(0), options)
+
+    with pytest.raises(SpecdemoError, match="no model"):
+        make()
+    with pytest.raises(SpecdemoError, match="cannot be read"):
+        make(model=str(tmp_path / "nothing.npz"))
+    (tmp_path / "text.npz").write_text("no archive")
+    with pytest.raises(SpecdemoError, match="cannot be read"):
+        make(model=str(tmp_path / "text.npz"))
+    train_router([[1], [2]], ["x", "y"], tmp_path / "r.npz", steps=1)
+    with pytest.raises(SpecdemoError, match="trained for x, y"):
+        make(model=str(tmp_path / "r.npz"))
+    with pytest.raises(SpecdemoError, match="got 1 and 0"):
+        train_router([[1]], [])
