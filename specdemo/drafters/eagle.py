@@ -39,11 +39,11 @@ class Eagle:
         if verified.probs is None or before is None:
             self.ahead, self.first = self.run.last(self.member) if self.run.length else None, None
             return None if verified.probs is None else Rows(tokens=(-1,) * len(verified.tokens))
-        n, known = len(verified.tokens), self.run.known_before
+        n, known = len(verified.tokens), self.run.extra.known
         own = torch.cat([self._first(before), self.run.latest_logits(self.member, n)])
         outputs = torch.cat([before, self.run.outputs(self.member, n)])
         self.ahead, self.first = outputs[-1:], own[-1:]
-        logits = self.run.widened(self.member, outputs[:-1], own[:-1], known)
+        logits = self.run.at(self.member, outputs[:-1], own[:-1], start)
         contexts = (self.text[: start + i] for i in range(n))
         vocab = self.run.vocab(self.member, known)
         return Rows(self.law(logits, vocab, contexts), vocab=vocab)
