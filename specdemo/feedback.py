@@ -7,12 +7,15 @@ p and q are laws after sampling transforms; at temperature 0 both are one-hot an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specdemo.types import Proposal, Rows, Verified
+from specdemo.verify import draft_law, residual
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +34,35 @@ def divergence(proposal: Proposal, p: Tensor, k: int) -> float:
     before = Verified(proposal.tokens, p[[proposal.parent(i) + 1 for i in range(n)]])
     rows = Rows(proposal.probs, None if proposal.probs is not None else proposal.tokens, proposal.vocab)
     return float(overlap(before, rows).sum()) / max(k, n)
+
+
+def draft_acceptance(proposal: Proposal, p: Tensor, path: Sequence[int]) -> Floats:
+    """[n] probability that a draft was accepted at each depth of the path it took, up to where none was.
+
+    One child drawn from q: 1 - TV(p, q). Several: tried in order, each against what the ones before left of p, which
+    for point masses adds up to the mass of p on the children.
+
+    Args:
+        p: [drafted + 1, V] target laws, row i + 1 after draft token i. ``path``: accepted tokens, root first.
+    """
+    chances = []
+    for node in (-1, *path):
+        children = [i for i in range(len(proposal.tokens)) if proposal.parent(i) == node]
+        if not children:
+            break
+        chances.append(_any_accepted(proposal, p[node + 1], children))
+    return torch.stack(chances).double().clamp(max=1).cpu().numpy() if chances else np.zeros(0)
+
+
+def _any_accepted(proposal: Proposal, law: Tensor, children: list[int]) -> Tensor:
+    if proposal.probs is None:
+        return law[[proposal.tokens[i] for i in children]].sum()
+    rejected = law.new_ones(())
+    for i in children:
+        q = draft_law(proposal, i, law)
+        rejected = rejected * (1 - torch.minimum(law, q).sum())
+        law = residual(law, q) if len(children) > 1 else law
+    return 1 - rejected
 
 
 def overlap(verified: Verified, rows: Rows) -> Floats:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from specdemo.times import Times
+
 Finish = Literal["eos", "stop", "length", "context"]
 Information = Literal["none", "bandit", "full"]
 
@@ -77,6 +79,9 @@ class Message:
 class Request:
     """Everything that determines an answer: the same request to the same pool gives the same trace.
 
+    One exception: a selector that goes by measured times (``speed``) may choose otherwise on another day. At
+    temperature 0 the text is the same all the same; with sampling it is another draw from the same law.
+
     Attributes:
         messages: the conversation, oldest first, rendered through the target's chat template.
         prompt: raw text to complete instead of a conversation (exactly one of the two is given).
@@ -84,6 +89,9 @@ class Request:
         k: longest draft of a round, in tokens (0 is plain decoding).
         stop: the answer ends before the first of these strings.
         memory: token ids of earlier answers of this session, oldest first, for drafters that copy from them.
+        calibrate: correct what is estimated about arms by what the arm that drafted realised, depth by depth.
+        shadow: let all arms be evaluated for display and regret, even if the selector does not ask. Drafters of their
+            own do it, the selector never sees it, and its time counts nowhere but in ``Round.shadow_ms``.
     """
 
     messages: tuple[Message, ...] = ()
@@ -97,6 +105,8 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     memory: tuple[tuple[int, ...], ...] = ()
+    calibrate: bool = True
+    shadow: bool = False
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (not self.messages):
@@ -192,6 +202,8 @@ class RoundFeedback:
         acceptance: [positions, arms] 1 - TV(p, q) at committed positions, every arm, in the order of the text; full
             information only, and None in rounds without an evaluation: the next one brings all positions since the
             last. ``ratio``: [positions, arms] min(1, q / p) of the committed tokens.
+        calibration: [arms, longest draft] factor by which acceptance at each depth of a draft differs from the
+            estimates above (calibration.py), None if the request does not want it: multiply, and cut at 1.
         round_ms: [arms, longest draft + 1] expected time of a round of each arm with each draft length, from measured
             times; column 0 is plain decoding. ``feedback_ms``: expected time of one evaluation of all arms; it is not
             part of ``round_ms``.
@@ -203,6 +215,7 @@ class RoundFeedback:
     divergence: float | None = None
     acceptance: NDArray[np.float64] | None = None
     ratio: NDArray[np.float64] | None = None
+    calibration: NDArray[np.float64] | None = None
     round_ms: NDArray[np.float64] | None = None
     feedback_ms: float = 0.0
 
@@ -225,6 +238,24 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What all arms would have done at the positions that were evaluated in a round: for display and regret. One number
+    per arm, in the order of ``Start.evaluated``.
+
+    Attributes:
+        positions: how many: those committed since the last evaluation.
+        acceptance: mean probability that a draft token is accepted there, 1 - TV(p, q).
+        rounds: expected number of rounds that the arm alone would have begun at these positions (virtual rounds).
+        calibrated: the same, corrected by what drafts have realised at each depth.
+    """
+
+    positions: int
+    acceptance: tuple[float, ...]
+    rounds: tuple[float, ...]
+    calibrated: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """What was done before the first round. Times in milliseconds; none of it counts as decoding time.
 
@@ -235,6 +266,8 @@ class Start:
         rows: rows of every scoring forward (the fixed shape).
         arms: names of the arms, in the order used by every per-arm tuple.
         drafters: name of each arm's drafter.
+        evaluated: names of the arms that rounds evaluate for display and regret; empty where nobody does.
+        shadow_ms: drafters of the shadow reading the prompt, not part of ``prefill_ms``.
     """
 
     prompt_tokens: int
@@ -243,6 +276,8 @@ class Start:
     rows: int
     arms: tuple[str, ...]
     drafters: tuple[str, ...]
+    evaluated: tuple[str, ...] = ()
+    shadow_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +302,8 @@ class Round:
         at_ms: end of the round: sum of the round times so far (time the reader of the stream takes is not in it).
         snapshot: the selector after the round.
         start: in round 0 only.
+        shadow_ms: time spent for display and regret only: part of no other number.
+        evaluated: what all arms would have done, if they were evaluated in this round.
     """
 
     index: int
@@ -291,6 +328,8 @@ class Round:
     at_ms: float
     snapshot: Snapshot
     start: Start | None = None
+    shadow_ms: float = 0.0
+    evaluated: Evaluated | None = None
 
     @property
     def round_ms(self) -> float:
@@ -360,7 +399,8 @@ class Drafter(Protocol):
         ...
 
     def observe(self, verified: Verified) -> None:
-        """Learn from the round's verified tokens. Frozen drafters pass."""
+        """Learn from verified tokens: those of a round it drafted, or, where all arms are evaluated, those that an
+        evaluation brought (each exactly once). Frozen drafters pass."""
         ...
 
 
@@ -481,11 +521,22 @@ class Arm:
     nodes: int = 0
 
 
+def _new_times() -> Times:
+    from specdemo.times import Times  # brings numpy, which nobody needs who only reads records
+
+    return Times()
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A target and the arms that draft for it, loaded."""
+    """A target and the arms that draft for it, loaded.
+
+    ``times``: measured so far, where a run starts from (times.py); :meth:`Times.fixed` makes choices independent of the
+    clock.
+    """
 
     name: str
     target: Target
     arms: tuple[Arm, ...]
     info: Mapping[str, Any] = field(default_factory=dict)
+    times: Times = field(default_factory=_new_times, compare=False)
