@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from specdemo.selectors import make_selector
 from specdemo.target import fixed_rows
 from specdemo.team import Features, Judged, Team
 from specdemo.text import TextStream
+from specdemo.times import Clock
 from specdemo.types import (
     Arm,
     DraftContext,
@@ -88,7 +88,7 @@ class _Run:
 
     def _open(self, pool: Pool, drafting: Sequence[Arm]) -> None:
         """Read the prompt: the target, and the drafters if the selector wants all of them level from the start."""
-        clock = _Clock()
+        clock = Clock()
         self.capacity = self.prompt_tokens + min(self.room, self.budget)
         self.warp = Warp(self.request.sampling, self.prompt_tokens)
         largest = max([self.request.k, *(arm.nodes for arm in drafting)])  # plain decoding, too
@@ -135,7 +135,7 @@ class _Run:
 
     def round(self) -> Round:
         """One round: the algorithm on one screen."""
-        clock = _Clock()
+        clock = Clock()
         arm = self.selector.choose()
         k = self._draft_length(arm)
         read_ms, proposal = self._propose(arm, k, clock)
@@ -198,7 +198,7 @@ class _Run:
             return 0
         return max(0, min(self.selector.draft_length(arm), self.lengths[arm], self.budget - 1, self.room - 1))
 
-    def _propose(self, arm: int, k: int, clock: _Clock) -> tuple[float, Proposal]:
+    def _propose(self, arm: int, k: int, clock: Clock) -> tuple[float, Proposal]:
         """Time of reading what the arm has not seen, and its draft."""
         if not k:
             return 0.0, Proposal(())
@@ -262,7 +262,7 @@ class _Run:
 
     def _judge(self, team: Team) -> Judged:
         """All arms read what they have not seen."""
-        clock = _Clock()
+        clock = Clock()
         judged = team.judge()
         self.calibration.judged(judged.first, judged.acceptance)
         if team is self.team:
@@ -305,22 +305,6 @@ class _Draft:
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     drafted: int
-
-
-class _Clock:
-    """Milliseconds. Every lap ends in a read of device results, so no work is still in flight when it is taken."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        """Time since the last lap."""
-        last, self._last = self._last, time.perf_counter()
-        return 1000 * (self._last - last)
-
-    def total(self) -> float:
-        """Time from the start to the last lap."""
-        return 1000 * (self._last - self._start)
 
 
 def _at(p: Tensor, tokens: Sequence[int]) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import atexit
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -77,6 +77,7 @@ class StoredRun:
     lost_rounds: int
     check: dict[str, Any] | None
     baseline: dict[str, Any] | None
+    regret: dict[str, Any] | None
 
 
 @dataclass(slots=True)
@@ -118,10 +119,20 @@ class Store:
         self._writer.put(Event(partial(Change, {"sessions": [row]}), _nothing))
         return session
 
-    def start_run(self, session_id: str | None, request: Request, pool_name: str, info: Mapping[str, Any]) -> str:
-        """Id of a new run. ``info`` is :func:`specdemo.provenance.provenance`'s: JSON-able."""
+    def start_run(
+        self,
+        session_id: str | None,
+        request: Request,
+        pool_name: str,
+        info: Mapping[str, Any],
+        item: str | None = None,
+        turn: int | None = None,
+    ) -> str:
+        """Id of a new run. ``info`` is :func:`specdemo.provenance.provenance`'s: JSON-able. ``item``, ``turn``: of an
+        evaluation."""
         run = new_id()
         columns = {"id": run, "session_id": session_id, "status": "running", "owner": self._writer.owner.id}
+        columns |= {"item": item, "turn": turn}
         row = {**columns, "started_at": _now(), **rows.run_row(request, pool_name, info)}
         with self._lock:
             self._open[run] = _Open(row)
@@ -160,6 +171,10 @@ class Store:
     def set_baseline(self, run_id: str, result: Mapping[str, Any]) -> None:
         """Plain decoding as measured with the run (its speed, at least), JSON-able."""
         self._set(run_id, "baseline", result)
+
+    def set_regret(self, run_id: str, result: Mapping[str, Any]) -> None:
+        """Rounds of the run against those of every fixed arm (:mod:`specdemo.evaluation.ledger`), JSON-able."""
+        self._set(run_id, "regret", result)
 
     def _set(self, run_id: str, column: str, result: Mapping[str, Any]) -> None:
         text = rows.dumps(result)
@@ -217,6 +232,20 @@ class Store:
         with self._reading() as (db, alive):
             return list(db.query(sql, {**asked, "alive": alive, "limit": limit}))
 
+    def summaries(self, items: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
+        """{(item, turn): summary of the run} of an evaluation's finished runs, the latest of each.
+
+        Raises:
+            SpecdemoError: the file cannot be read.
+        """
+        sql = (
+            "SELECT item, turn, summary FROM runs JOIN json_each(:items) ON item = value "
+            "WHERE status = 'done' ORDER BY id"
+        )
+        with self._reading() as (db, _):
+            found = db.query(sql, {"items": rows.dumps(list(items))})
+            return {(row["item"], row["turn"]): json.loads(row["summary"]) for row in found}
+
     @contextmanager
     def _reading(self) -> Iterator[tuple[Database, str]]:
         """A connection that cannot write, and the living owners as JSON. Sees all that was written before."""
@@ -256,7 +285,7 @@ def _stored(db: Database, row: Row) -> StoredRun:
         return list(db.query(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY {order}", [row["id"]]))
 
     def parsed(column: str) -> Any:
-        return None if row[column] is None else json.loads(row[column])
+        return None if row.get(column) is None else json.loads(row[column])
 
     same = ("id", "session_id", "error", "started_at", "finished_at", "pool", "lost_rounds")
     return StoredRun(
@@ -268,6 +297,7 @@ def _stored(db: Database, row: Row) -> StoredRun:
         summary=parsed("summary"),
         check=parsed("check_result"),
         baseline=parsed("baseline"),
+        regret=parsed("regret"),
     )
 
 

@@ -7,6 +7,7 @@ are the only thing that outlives an answer: the next one of the same pool starts
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,3 +146,19 @@ class Times:
     def _verify(self, tree: bool) -> float:
         known = tree if tree in self.verify else not tree
         return self.verify[known].value if known in self.verify else 0.0
+
+
+class Clock:
+    """Milliseconds. Every lap ends in a read of device results, so no work is still in flight when it is taken."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Time since the last lap."""
+        last, self._last = self._last, time.perf_counter()
+        return 1000 * (self._last - last)
+
+    def total(self) -> float:
+        """Time from the start to the last lap."""
+        return 1000 * (self._last - self._start)
