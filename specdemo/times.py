@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 0.1  # weight of a new measurement, once there are ten
+DOUBT = 0.25
 OUTLIER = 3.0  # a measurement counts for at most so many times the mean
 
 
@@ -45,7 +46,8 @@ class Mean:
 class Line:
     """``ms = fixed + per_token * n``, least squares with the weights of :class:`Mean`.
 
-    While only one n has been seen, all time is per token. Neither part is ever below zero.
+    What lengths of one size cannot tell is taken to be per token (``DOUBT`` tokens squared of belief in that). Neither
+    part is ever below zero.
     """
 
     ms: Mean = field(default_factory=Mean)
@@ -67,7 +69,7 @@ class Line:
         if self.n <= 0 or n <= 0:
             return 0.0
         spread, steepest = self.nn - self.n**2, self.ms.value / self.n
-        slope = (self.n_ms - self.n * self.ms.value) / spread if spread > 1e-9 else steepest
+        slope = (self.n_ms - self.n * self.ms.value + DOUBT * steepest) / (max(spread, 0.0) + DOUBT)
         slope = min(max(slope, 0.0), steepest)
         return self.ms.value + slope * (n - self.n)
 
