@@ -131,7 +131,7 @@ class _Run:
         for i, (arm, length) in enumerate(zip(self.arms, self.lengths, strict=True)):
             if self.times.unknown(arm.name):
                 for k in (1, 1, length):  # the first one warms up
-                    self.times.drafted(arm.name, k, self.team.draft_ms(i, k))
+                    self.times.drafted(arm.name, k, min(self.team.draft_ms(i, k) for _ in range(2)))
 
     def round(self) -> Round:
         """One round: the algorithm on one screen."""

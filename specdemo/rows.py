@@ -204,12 +204,14 @@ def _tuple(text: str | None) -> tuple[int, ...] | None:
 def _start(text: str | None) -> Start | None:
     if text is None:
         return None
-    d = json.loads(text)
-    return Start(**{name: tuple(value) if isinstance(value, list) else value for name, value in d.items()})
+    return Start(**_with_tuples(text))
 
 
 def _evaluated(text: str | None) -> Evaluated | None:
     if text is None:
         return None
-    d = json.loads(text)
-    return Evaluated(**{name: tuple(value) if isinstance(value, list) else value for name, value in d.items()})
+    return Evaluated(**_with_tuples(text))
+
+
+def _with_tuples(text: str) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}

@@ -132,8 +132,8 @@ class Store:
         evaluation."""
         run = new_id()
         columns = {"id": run, "session_id": session_id, "status": "running", "owner": self._writer.owner.id}
-        columns |= {"item": item, "turn": turn}
-        row = {**columns, "started_at": _now(), **rows.run_row(request, pool_name, info)}
+        known = rows.run_row(request, pool_name, info)
+        row = {**columns, "item": item, "turn": turn, "started_at": _now(), **known}
         with self._lock:
             self._open[run] = _Open(row)
         self._writer.put(Event(partial(Change, {"runs": [row]}), _nothing))
@@ -233,18 +233,24 @@ class Store:
             return list(db.query(sql, {**asked, "alive": alive, "limit": limit}))
 
     def summaries(self, items: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
-        """{(item, turn): summary of the run} of an evaluation's finished runs, the latest of each.
+        """{(item, turn): summary and ``regret`` of the run} of an evaluation's finished runs, the latest of each.
 
         Raises:
             SpecdemoError: the file cannot be read.
         """
         sql = (
-            "SELECT item, turn, summary FROM runs JOIN json_each(:items) ON item = value "
+            "SELECT item, turn, summary, regret FROM runs JOIN json_each(:items) ON item = value "
             "WHERE status = 'done' ORDER BY id"
         )
         with self._reading() as (db, _):
             found = db.query(sql, {"items": rows.dumps(list(items))})
-            return {(row["item"], row["turn"]): json.loads(row["summary"]) for row in found}
+            return {
+                (row["item"], row["turn"]): {
+                    **json.loads(row["summary"]),
+                    "regret": json.loads(row["regret"] or "null"),
+                }
+                for row in found
+            }
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[Database, str]]:

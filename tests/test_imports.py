@@ -22,7 +22,7 @@ LEVELS = {  # a module imports only from levels below its own, or from its own
     **dict.fromkeys(("engine", "team", "pools"), 4),
     **dict.fromkeys(("metrics", "store", "rows", "migrations", "owner", "writer", "provenance"), 5),
     **dict.fromkeys(("record", "check", "bench", "costs", "training", "evaluation"), 6),
-    **dict.fromkeys(("ui", "cli", "commands", "doctor"), 7),
+    **dict.fromkeys(("ui", "cli", "commands", "evaluate", "doctor"), 7),
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "transformers", "gradio", "accelerate", "gguf", "huggingface_hub", "plotly", "numpy"}

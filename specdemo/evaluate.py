@@ -1,0 +1,127 @@
+"""``specdemo evaluate``: drafters along known answers, selectors on prompts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from specdemo.cli import OK, UsageError, option
+from specdemo.commands import note
+from specdemo.evaluation.prompts import Prompt, read_prompts
+from specdemo.models import shipped
+from specdemo.pools import load_pool, read_pool
+from specdemo.types import Message, Request, Sampling, SpecdemoError
+
+if TYPE_CHECKING:
+    from specdemo.target import HFTarget
+
+DOMAIN_FILES = ("code", "maths", "sql", "translation", "summarisation", "rag", "science", "chat", "questions")
+MIXED = "mixed"  # prompts of two domains
+
+
+def drafters(args: argparse.Namespace) -> int:
+    """Walk every drafter of a pool along the target's answers; acceptance lengths by domain."""
+    from specdemo.bench import verify_curve
+    from specdemo.evaluation import measure, table
+    from specdemo.evaluation.publish import publish
+
+    pool = load_pool(args.pool, args.dtype, args.device, args.compile)
+    unknown = set(args.arm or ()) - {arm.name for arm in pool.arms}
+    if unknown:
+        raise UsageError(f"The pool {pool.name} has no arm {', '.join(sorted(unknown))}.")
+    asked = measure.first_of_each(read(args.prompts or _shipped(DOMAIN_FILES)), args.per_domain)
+    rows = measure.evaluate(pool, asked, args.arm, args.k, args.max_new_tokens, Path(args.out))
+    if args.publish:
+        forward_ms = verify_curve(cast("HFTarget", pool.target), [args.k + 1], 10)[0]["median_ms"]
+        for path in publish(Path(args.publish), read_pool(args.pool), rows, args.k, forward_ms):
+            note(f"wrote {path}")
+    lengths, agreement = table.heat_map(rows, table.lengths), table.heat_map(rows, table.agreement)
+    if args.json:
+        print(json.dumps({"length": lengths, "agreement": agreement}))
+    else:
+        print(f"Mean acceptance length:\n\n{table.markdown(lengths)}")
+        print(f"\nAgreement of the first drafted token:\n\n{table.markdown(agreement)}")
+    return OK
+
+
+def selectors(args: argparse.Namespace) -> int:
+    """Every selector on every prompt with every seed; the table compares them prompt by prompt."""
+    from specdemo.evaluation import harness, measure, paired
+    from specdemo.provenance import provenance
+    from specdemo.store import Store, default_db
+
+    prompts = measure.first_of_each(read(args.prompts or _shipped((*DOMAIN_FILES, MIXED))), args.per_domain)
+    wanted = _requests(args)
+    baseline = args.baseline or next(iter(wanted))
+    if baseline not in wanted:
+        raise UsageError(f"The baseline {baseline} is not among the selectors {', '.join(wanted)}.")
+    pool = load_pool(args.pool, args.dtype, args.device, args.compile)
+    items = harness.make_items(pool, prompts, wanted, args.seeds)
+    with closing(Store(args.db or default_db())) as store:
+        if store.problem:
+            raise SpecdemoError(store.problem)
+        rows = harness.run(pool, items, store, provenance(pool.info))
+    records = paired.compare(rows, baseline)
+    text = paired.as_text(records)
+    if args.out:
+        _write(Path(args.out), records, rows, text, paired.as_csv(records))
+    print(json.dumps(records) if args.json else text)
+    return OK
+
+
+def read(files: Sequence[str | Path]) -> list[Prompt]:
+    """All prompts of some files.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    try:
+        return [row for file in files for row in read_prompts(Path(file))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"The prompts cannot be read ({error}). A file has a JSON object a line, with prompt (or a list of turns), "
+            "and may have id and domain."
+        ) from error
+
+
+def _shipped(names: Sequence[str]) -> list[Path]:
+    return [shipped("data") / f"{name}.jsonl" for name in sorted(names)]
+
+
+def _requests(args: argparse.Namespace) -> dict[str, Request]:
+    """{selector as it was asked for: a request with it}; names and options are checked before a model is loaded."""
+    import numpy as np
+
+    from specdemo.selectors import make_selector
+
+    arms = [arm.name for arm in read_pool(args.pool).arms]
+    found = {}
+    for text in args.selectors.split(","):
+        name, *settings = text.strip().split(":")
+        options: dict[str, Any] = dict(option(setting) for setting in settings)
+        try:
+            make_selector(name, arms, [args.k] * len(arms), np.random.default_rng(0), options)
+            found[text.strip()] = Request(
+                messages=(Message("user", ""),),
+                selector=name,
+                options=options,
+                k=args.k,
+                max_new_tokens=args.max_new_tokens,
+                sampling=Sampling(**{field: getattr(args, field) for field in Sampling.__dataclass_fields__}),
+                shadow=args.shadow,
+            )
+        except SpecdemoError as error:
+            raise UsageError(str(error)) from error
+    return found
+
+
+def _write(folder: Path, records: list[dict[str, Any]], rows: list[dict[str, Any]], text: str, table: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"table.txt": text + "\n", "table.csv": table}
+    files |= {"table.json": json.dumps(records, indent=1), "rows.json": json.dumps(rows, indent=1)}
+    for name, content in files.items():
+        (folder / name).write_text(content, "utf-8")
