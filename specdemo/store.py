@@ -239,8 +239,8 @@ class Store:
             SpecdemoError: the file cannot be read.
         """
         sql = (
-            "SELECT item, turn, summary, regret FROM runs JOIN json_each(:items) ON item = value "
-            "WHERE status = 'done' ORDER BY id"
+            "SELECT item, turn, summary, regret FROM runs WHERE status = 'done' "
+            "AND item IN (SELECT value FROM json_each(:items)) ORDER BY id"
         )
         with self._reading() as (db, _):
             found = db.query(sql, {"items": rows.dumps(list(items))})

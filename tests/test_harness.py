@@ -106,7 +106,8 @@ def test_prompt_files_of_others(tmp_path: Path) -> None:
             {"id": "c", "domain": "sql", "prompt": "four"}]  # fmt: skip
     file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert read_prompts(file) == [
-        Prompt("81", "writing", ("one", "two")), Prompt("question-2", "question", ("three",)), Prompt("c", "sql", ("four",)),
+        Prompt("81", "writing", ("one", "two")), Prompt("question-2", "question", ("three",)),
+        Prompt("c", "sql", ("four",)),
     ]  # fmt: skip
     for bad in ('{"turns": []}', '{"prompt": 3}', "{}", "[]", "x"):
         file.write_text(bad)
@@ -146,8 +147,8 @@ def test_paired_statistics_by_hand() -> None:
 def test_table_as_text_and_csv() -> None:
     records = paired.compare(ROWS, "plain")
     lines = paired.as_text(records).splitlines()
-    assert lines[0].split() == ["selector", "domain", "prompts", "tokens/round", "tokens/s", "rounds", "switches", "regret",
-                                "length", "ratio", "speed", "ratio"]  # fmt: skip
+    heading = "selector domain prompts tokens/round tokens/s rounds switches regret length ratio speed ratio"
+    assert lines[0].split() == heading.split()
     assert "2.500 (2.000-4.000)" in next(line for line in lines if line.startswith("fast") and " all " in line)
     back = list(csv.DictReader(paired.as_csv(records).splitlines()))
     assert [float(r["speed"]) for r in back] == [r["speed"] for r in records]
@@ -164,18 +165,8 @@ def test_evaluate_selectors_from_the_command_line(tmp_path: Path, tiny_model: Pa
     prompts.write_text(
         "".join(json.dumps({"id": i, "domain": d, "prompt": f"w5 w{i}"}) + "\n" for i, d in ((6, "a"), (7, "b")))
     )
-    command = [
-        "evaluate",
-        "selectors",
-        "--pool",
-        str(pool),
-        "--prompts",
-        str(prompts),
-        "--k",
-        "3",
-        "--max-new-tokens",
-        "8",
-    ]
+    command = ["evaluate", "selectors", "--pool", str(pool), "--prompts", str(prompts)]
+    command += ["--k", "3", "--max-new-tokens", "8"]
     command += ["--selectors", "none,fixed:arm=self,hedgespec:choice=argmax", "--shadow", "--dtype", "float32"]
     command += ["--out", str(tmp_path / "out"), "--db", str(tmp_path / "runs.db"), "--json"]
     assert main(command) == 0
