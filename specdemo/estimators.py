@@ -53,20 +53,17 @@ class VirtualRounds:
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.k = np.array(lengths, dtype=int)
+        self._arms = np.arange(len(self.k))
         depths = np.arange(int(self.k.max(initial=0)) + 1)
-        self._drafted = depths[:-1] < self.k[:, None]  # [arms, depth] where a draft token stands
-        self._p = np.zeros((len(self.k), len(depths)))
+        self._reached = depths <= self.k[:, None]
+        self._p = np.zeros(self._reached.shape)  # [arms, depth]
         self._p[:, 0] = 1.0  # the first position begins a round
 
     def push(self, x: Floats) -> Floats:
-        """Add one committed position; returns rho [arms], the rounds that end with it.
-
-        Args:
-            x: [arms] acceptance, or [arms, longest K] where it depends on the depth in the draft (calibration).
-        """
-        x = x[:, None] if x.ndim == 1 else x
-        inside = self._p[:, :-1] * self._drafted
-        rho: Floats = self._p.sum(1) - inside.sum(1) + ((1 - x) * inside).sum(1)
-        self._p[:, 1:] = inside * x
+        """Add one committed position (x: [arms]); returns rho [arms], the rounds that end with it."""
+        bonus = self._p[self._arms, self.k]
+        rho: Floats = bonus + (1 - x) * (self._p.sum(1) - bonus)
+        self._p[:, 1:] = self._p[:, :-1] * x[:, None]
         self._p[:, 0] = rho
+        self._p *= self._reached
         return rho

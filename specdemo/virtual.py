@@ -10,15 +10,37 @@ from specdemo.estimators import Floats, VirtualRounds
 from specdemo.types import Evaluated
 
 
-class Virtual:
-    """Two counts of the rounds that every arm alone would have begun: as teacher forcing says, and calibrated.
+class CalibratedRounds:
+    """:class:`specdemo.estimators.VirtualRounds` with an acceptance of its own at every depth of a draft.
 
-    A round begins at the first position, and wherever another one has ended before (see
-    :class:`specdemo.estimators.VirtualRounds`); the last one may end beyond the text, as a real one is cut short.
+    With x_j at depth j: ``rho = p_K + sum_{j<K} (1 - x_j) p_j ;  p_j <- x_{j-1} p_{j-1} ;  p_0 <- rho``.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        self._plain, self._calibrated = VirtualRounds(lengths), VirtualRounds(lengths)
+        k = np.array(lengths, dtype=int)[:, None]
+        depths = np.arange(max(lengths, default=0) + 1)
+        self._drafted = depths[:-1] < k  # [arms, depth] where a draft token stands
+        self._p = np.zeros((len(k), len(depths)))
+        self._p[:, 0] = 1.0
+
+    def push(self, x: Floats) -> Floats:
+        """Add one committed position, x [arms, longest draft]; returns rho [arms], the rounds that end with it."""
+        inside = self._p[:, :-1] * self._drafted
+        rho: Floats = self._p.sum(1) - inside.sum(1) + ((1 - x) * inside).sum(1)
+        self._p[:, 1:] = inside * x
+        self._p[:, 0] = rho
+        return rho
+
+
+class Virtual:
+    """Two counts of the rounds that every arm alone would have begun: as teacher forcing says, and calibrated.
+
+    A round begins at the first position, and wherever another one has ended before; the last one may end beyond the
+    text, as a real one is cut short.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._plain, self._calibrated = VirtualRounds(lengths), CalibratedRounds(lengths)
         self._begins = np.ones((2, len(lengths)))  # probability that a round begins at the next position
 
     def push(self, acceptance: Floats, ratio: Floats, factors: Floats) -> Evaluated:
