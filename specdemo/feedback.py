@@ -66,10 +66,13 @@ def _any_accepted(proposal: Proposal, law: Tensor, children: list[int]) -> Tenso
 
 
 def overlap(verified: Verified, rows: Rows) -> Floats:
-    """[n] a = sum_v min(p, q) at each position. Point masses: p of the token, 0 where nothing was proposed."""
+    """[n] a = sum_v min(p, q) at each position. Point masses: p of the token, 0 where nothing was proposed. Trees: p of
+    all children together (HedgeSpec arXiv 2510.20064, Theorem 2)."""
     p = verified.probs
     assert p is not None
-    if rows.tokens is not None:
+    if rows.children is not None:
+        a = p.gather(1, rows.children).sum(-1)
+    elif rows.tokens is not None:
         tokens = torch.tensor(rows.tokens, device=p.device)
         a = p.gather(1, tokens.clamp_min(0)[:, None])[:, 0] * (tokens >= 0)
     else:
@@ -79,12 +82,14 @@ def overlap(verified: Verified, rows: Rows) -> Floats:
 
 
 def likelihood_ratio(verified: Verified, rows: Rows) -> Floats:
-    """[n] r = min(1, q(x) / p(x)) at each committed token x."""
+    """[n] r = min(1, q(x) / p(x)) at each committed token x. Trees: 1 if it is among the children."""
     p = verified.probs
     assert p is not None
     x = torch.tensor(verified.tokens, device=p.device)[:, None]
     px = p.gather(1, x)[:, 0]
-    if rows.tokens is not None:  # q(x) = 1 if it is the proposed token
+    if rows.children is not None:
+        q = (rows.children == x).any(-1)
+    elif rows.tokens is not None:  # q(x) = 1 if it is the proposed token
         q = (torch.tensor(rows.tokens, device=p.device)[:, None] == x)[:, 0]
     elif rows.vocab is None:
         assert rows.probs is not None

@@ -181,13 +181,15 @@ class Verified:
 class Rows:
     """What a drafter would have proposed at each newly committed position, teacher-forced.
 
-    Exactly one of the two: ``probs`` [n, draft vocabulary] with ``vocab`` as in :class:`Proposal`, or ``tokens`` [n],
-    point masses, with -1 where the drafter had nothing to propose.
+    Exactly one of the three: ``probs`` [n, draft vocabulary] with ``vocab`` as in :class:`Proposal`; ``tokens`` [n],
+    point masses, with -1 where the drafter had nothing to propose; or, for certain trees, ``children`` [n, width], all
+    the tokens that are tried at a position.
     """
 
     probs: Tensor | None = None
     tokens: tuple[int, ...] | None = None
     vocab: Tensor | None = None
+    children: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

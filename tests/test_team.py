@@ -8,10 +8,10 @@ import torch
 
 from specdemo.drafters import DRAFTERS
 from specdemo.engine import generate
-from specdemo.feedback import draft_acceptance
+from specdemo.feedback import draft_acceptance, likelihood_ratio, overlap
 from specdemo.selectors import SELECTORS
 from specdemo.selectors.base import BaseSelector
-from specdemo.types import Arm, Pool, Proposal, Request, Round, RoundFeedback, Sampling, Verified
+from specdemo.types import Arm, Pool, Proposal, Request, Round, RoundFeedback, Rows, Sampling, Verified
 from tests import heads, tiny
 from tests.fakes import FakeTarget, TableDrafter, arm, pool, table, tokens_of
 
@@ -129,7 +129,7 @@ def test_learners_get_every_token_once(m: int) -> None:
 
 @pytest.fixture(scope="module")
 def headed(tmp_path_factory: pytest.TempPathFactory) -> Pool:
-    """Two members of a bank (one grows with the text), Hydra heads, a language model, and one that copies."""
+    """Two members of a bank (one grows with the text), trees of one, Hydra heads, a language model, one that copies."""
     folder, target = tmp_path_factory.mktemp("heads"), tiny.target()
     bank = str(heads.bank(folder / "bank"))
     options = {
@@ -138,8 +138,12 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Pool:
         "hydra": ("hydra", {"model": str(heads.hydra(folder / "hydra"))}),
         "self": ("causal_lm", {}),
         "copy": ("prompt-lookup", {}),
+        "tree": ("eagle", {"model": bank, "member": "some", "nodes": 9}),
     }
-    arms = [Arm(name, family, DRAFTERS[family].load(target, **more)) for name, (family, more) in options.items()]
+    arms = [
+        Arm(name, family, DRAFTERS[family].load(target, **more), nodes=more.get("nodes", 0))
+        for name, (family, more) in options.items()
+    ]
     return Pool("headed", target, tuple(arms))
 
 
@@ -150,7 +154,7 @@ def test_heads_hear_late_what_they_would_have_heard_at_once(headed: Pool, temper
         prompt="w5 w9 w61 w5", selector="scripted", k=3, max_new_tokens=36, ignore_eos=True, sampling=sampling
     )
     text, a, r, _ = heard(asked, headed, 1)
-    assert a.shape == (36, 5)
+    assert a.shape == r.shape == (36, 6)
     if temperature:  # at 0 random heads never match
         assert (a[:, :3].mean(0) > 0).all()
     assert a[:, 3] == pytest.approx(np.ones(36))  # the target agrees with itself
@@ -159,6 +163,30 @@ def test_heads_hear_late_what_they_would_have_heard_at_once(headed: Pool, temper
         assert late == text
         np.testing.assert_allclose(a_late, a, atol=1e-9)
         np.testing.assert_allclose(r_late, r, atol=1e-9)
+
+
+def test_a_tree_is_judged_by_its_children() -> None:
+    """a is the target's mass on the children, r tells whether the token is among them."""
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.9, 0.0]], dtype=torch.float64)
+    rows = Rows(children=torch.tensor([[2, 0], [1, 2]]))
+    assert overlap(Verified((1, 1), p), rows) == pytest.approx([0.7, 0.9])
+    assert likelihood_ratio(Verified((1, 1), p), rows).tolist() == [0, 1]
+
+
+def test_teacher_forced_children_are_those_of_real_trees(headed: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees of depth 1 keep all children that are considered: estimated and realised acceptance are the same number,
+    so the factor is 1; deeper ones lose some."""
+    tree = [arm.name for arm in headed.arms].index("tree")
+    seen = {}
+    for depth in (1, 3):
+        alone = {"choose": lambda self: tree, "draft_length": lambda self, arm, depth=depth: depth}
+        monkeypatch.setitem(SELECTORS, "scripted", type("Alone", (Scripted,), alone))
+        rounds = rounds_of("scripted", headed, False, 1.0)
+        assert {r.arm for r in rounds} == {tree}
+        seen[depth] = Scripted.heard[-1].calibration[tree]
+    assert seen[1] == pytest.approx([1, 1, 1], abs=1e-12)
+    assert seen[3][0] <= 1
+    assert seen[3] != pytest.approx([1, 1, 1])
 
 
 def test_realised_acceptance_by_hand() -> None:

@@ -12,7 +12,7 @@ from specdemo.drafters.bank_files import check_size, is_bank, read_head, read_me
 from specdemo.drafters.eagle_head import EagleHead
 from specdemo.drafters.formats import check_vocabulary, fetch, read_eagle
 from specdemo.drafters.law import Law
-from specdemo.drafters.tree import BEAM, DEEPEST, dynamic_tree
+from specdemo.drafters.tree import BEAM, DEEPEST, children, dynamic_tree
 from specdemo.target import HFTarget
 from specdemo.types import DraftContext, DrafterStart, Proposal, Rng, Rows, SpecdemoError, Target, Verified
 
@@ -44,8 +44,10 @@ class Eagle:
         outputs = torch.cat([before, self.run.outputs(self.member, n)])
         self.ahead, self.first = outputs[-1:], own[-1:]
         logits = self.run.at(self.member, outputs[:-1], own[:-1], start)
-        contexts = (self.text[: start + i] for i in range(n))
         vocab = self.run.vocab(self.member, known)
+        if self.nodes:
+            return Rows(children=children(self.nodes, logits, vocab))
+        contexts = (self.text[: start + i] for i in range(n))
         return Rows(self.law(logits, vocab, contexts), vocab=vocab)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from specdemo.drafters.eagle_head import Norm
 from specdemo.drafters.head_configs import HydraConfig
 from specdemo.drafters.law import Law
-from specdemo.drafters.tree import dynamic_tree
+from specdemo.drafters.tree import children, dynamic_tree
 from specdemo.target import HFTarget
 from specdemo.types import DraftContext, DrafterStart, Proposal, Rng, Rows, SpecdemoError, Target, Verified
 
@@ -329,6 +329,8 @@ class HeadDrafter:
         self.ahead = states[-1:]
         last = self._tokens(self.text[start - 1 : -1])[:, None]
         logits = self.run.logits(0, torch.cat([before, states[:-1]]), last)
+        if self.nodes:
+            return Rows(children=children(self.nodes, logits, self.bank.vocab))
         contexts = (self.text[: start + i] for i in range(n))
         return Rows(self.law(logits, self.bank.vocab, contexts), vocab=self.bank.vocab)
 
