@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdemo.calibration import Calibration
-from specdemo.feedback import divergence, draft_acceptance
+from specdemo.feedback import divergence
 from specdemo.limits import cut
 from specdemo.sampling import Dice, Warp
 from specdemo.selectors import make_selector
 from specdemo.target import fixed_rows
-from specdemo.team import Features, Judged, Team
+from specdemo.team import Draft, Evaluation, Features, Judged, Team
 from specdemo.text import TextStream
 from specdemo.times import Clock
 from specdemo.types import (
@@ -35,7 +34,6 @@ from specdemo.types import (
     Verified,
 )
 from specdemo.verify import verify
-from specdemo.virtual import Virtual
 
 PLAIN = -1  # the arm that drafts nothing
 
@@ -101,8 +99,8 @@ class _Run:
         prefill_ms = clock.lap() - self.session.compile_ms
         self.shadow = self._team(drafting, judged=True) if self.request.shadow and not self.full else None
         judged = self.arms if self.full else drafting if self.shadow else ()
-        self.calibration = Calibration(self._lengths(judged), [arm.family for arm in judged])
-        self.virtual = Virtual(self._lengths(judged)) if judged else None
+        families = [arm.family for arm in judged]
+        self.evaluation = Evaluation(self._lengths(judged), families, self.request.calibrate) if judged else None
         names = tuple(arm.name for arm in self.arms)
         self.start: Start | None = Start(
             prompt_tokens=self.prompt_tokens,
@@ -152,7 +150,7 @@ class _Run:
         if k:
             self.times.drafted(self.arms[arm].name, k, draft_ms)
         self.times.verified(proposal.parents is not None, verify_ms)
-        draft = _Draft(arm, k, proposal, p, verdict.path, tokens, drafted)
+        draft = Draft(arm, k, len(self.context) - len(tokens), proposal, p, verdict.path, tokens, drafted)
         judged = self._feed_back(draft)
         feedback_ms = clock.lap()
 
@@ -229,18 +227,18 @@ class _Run:
                 team.committed(p)
         return Verified(tokens, p, self.features.since(len(self.context) - len(tokens)))
 
-    def _feed_back(self, draft: _Draft) -> Judged | None:
+    def _feed_back(self, draft: Draft) -> Judged | None:
         """Tell the selector what its information structure entitles it to; returns what all arms would have done."""
         feedback, judged = RoundFeedback(draft.arm, draft.drafted, len(draft.tokens) - 1), None
-        if self.full:
-            self._calibrate(draft)
+        if self.full and self.evaluation:
+            self.evaluation.drafted(draft)
             if self.selector.due() or self.finish:
-                judged = self._judge(self.team)
+                judged = self._judge(self.evaluation)
                 feedback = replace(feedback, acceptance=judged.acceptance, ratio=judged.ratio)
             feedback = replace(
                 feedback,
-                calibration=self.calibration.factors() if self.request.calibrate else None,
-                round_ms=self.times.round_ms(*self._kinds(), max(self.lengths)),
+                calibration=self.evaluation.calibration.factors() if self.request.calibrate else None,
+                round_ms=self.times.round_ms([(arm.name, arm.nodes > 0) for arm in self.arms], max(self.lengths)),
                 feedback_ms=self.times.evaluation.value,
             )
         if self.selector.information == "bandit":
@@ -250,33 +248,19 @@ class _Run:
         self.selector.update(feedback)
         return judged
 
-    def _kinds(self) -> tuple[list[str], list[bool]]:
-        """Name of each arm, and whether it drafts trees."""
-        return [arm.name for arm in self.arms], [arm.nodes > 0 for arm in self.arms]
-
-    def _calibrate(self, draft: _Draft) -> None:
-        """Note how the draft fared, up to the first rejection or the cut, until its positions are judged."""
-        if self.request.calibrate and draft.k:
-            realised = draft_acceptance(draft.proposal, draft.p, draft.path)[: len(draft.tokens)]
-            self.calibration.drafted(draft.arm, len(self.context) - len(draft.tokens), realised)
-
-    def _judge(self, team: Team) -> Judged:
+    def _judge(self, evaluation: Evaluation) -> Judged:
         """All arms read what they have not seen."""
         clock = Clock()
-        judged = team.judge()
-        self.calibration.judged(judged.first, judged.acceptance)
-        if team is self.team:
-            self.times.evaluated(clock.lap())
+        judged = evaluation.judge(self.team)
+        self.times.evaluated(clock.lap())
         return judged
 
-    def _look_on(self, draft: _Draft, judged: Judged | None) -> Evaluated | None:
+    def _look_on(self, draft: Draft, judged: Judged | None) -> Evaluated | None:
         """For display and regret: what the selector was told, or what the shadow finds out by itself."""
-        if self.shadow:
-            self._calibrate(draft)
-            judged = self._judge(self.shadow)
-        if self.virtual is None or judged is None:
-            return None
-        return self.virtual.push(judged.acceptance, judged.ratio, self.calibration.factors())
+        if self.shadow and self.evaluation:
+            self.evaluation.drafted(draft)
+            judged = self.evaluation.judge(self.shadow)
+        return self.evaluation.report(judged) if self.evaluation and judged else None
 
     def _learners(self, arm: int, block: Verified, judged: Judged | None) -> list[tuple[Drafter, Verified]]:
         """Who may learn from what: everybody from what was judged, else the drafter that drafted from its block."""
@@ -292,19 +276,6 @@ class _Run:
         for i, token in enumerate(proposal.tokens):
             contexts.append([*contexts[proposal.parent(i) + 1], token])
         return contexts
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """What became of a draft: arm, length asked for, target laws, accepted path, the block, drafts that count."""
-
-    arm: int
-    k: int
-    proposal: Proposal
-    p: Tensor
-    path: tuple[int, ...]
-    tokens: tuple[int, ...]
-    drafted: int
 
 
 def _at(p: Tensor, tokens: Sequence[int]) -> tuple[float, ...]:

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdemo.feedback import Floats, likelihood_ratio, overlap
+from specdemo.calibration import Calibration
+from specdemo.feedback import Floats, draft_acceptance, likelihood_ratio, overlap
 from specdemo.sampling import Dice
-from specdemo.types import Drafter, Verified
+from specdemo.types import Drafter, Evaluated, Proposal, Verified
+from specdemo.virtual import Virtual
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,52 @@ class Team:
             self._laws = [torch.cat(self._laws)] if len(self._laws) > 1 else self._laws
             laws = self._laws[0][position - self.first :]
         return Verified(tuple(self.context[position:]), laws, self.features.since(position))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What became of a draft.
+
+    Attributes:
+        arm: that drafted. ``k``: length asked for. ``position``: of its first token in the text.
+        p: [drafted + 1, V] target laws. ``path``: accepted. ``tokens``: the block. ``drafted``: tokens that count.
+    """
+
+    arm: int
+    k: int
+    position: int
+    proposal: Proposal
+    p: Tensor
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    drafted: int
+
+
+class Evaluation:
+    """What all arms would have done, and how far they can be believed.
+
+    Args:
+        lengths, families: of the arms. ``calibrate``: compare with what drafts realise.
+    """
+
+    def __init__(self, lengths: Sequence[int], families: Sequence[str], calibrate: bool) -> None:
+        self.calibration, self.virtual, self.calibrate = Calibration(lengths, families), Virtual(lengths), calibrate
+
+    def drafted(self, draft: Draft) -> None:
+        """Note how a draft fared, up to the first rejection or the cut, until its positions are judged."""
+        if self.calibrate and draft.k:
+            realised = draft_acceptance(draft.proposal, draft.p, draft.path)[: len(draft.tokens)]
+            self.calibration.drafted(draft.arm, draft.position, realised)
+
+    def judge(self, team: Team) -> Judged:
+        """Let a team judge what waits."""
+        judged = team.judge()
+        self.calibration.judged(judged.first, judged.acceptance)
+        return judged
+
+    def report(self, judged: Judged) -> Evaluated:
+        """For display and regret."""
+        return self.virtual.push(judged.acceptance, judged.ratio, self.calibration.factors())
 
 
 class Features:

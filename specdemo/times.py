@@ -131,14 +131,15 @@ class Times:
             self.learning.add(learn_ms)
             self.other.add(other_ms)
 
-    def round_ms(self, names: Sequence[str], trees: Sequence[bool], longest: int) -> NDArray[np.float64]:
-        """[arms, longest + 1] expected time of a round of each arm with each draft length, without evaluation.
+    def round_ms(self, arms: Sequence[tuple[str, bool]], longest: int) -> NDArray[np.float64]:
+        """[arms, longest + 1] expected time of a round of each arm (name, whether it drafts trees) with each draft
+        length, without evaluation.
 
         Column 0 is plain decoding. An arm that was never measured is taken to draft for nothing: it gets its chance.
         """
         common = self.learning.value + self.other.value
-        table = np.empty((len(names), longest + 1))
-        for i, (name, tree) in enumerate(zip(names, trees, strict=True)):
+        table = np.empty((len(arms), longest + 1))
+        for i, (name, tree) in enumerate(arms):
             read = self.read[name].value if name in self.read else 0.0
             draft = [self.draft[name](k) for k in range(1, longest + 1)] if name in self.draft else [0.0] * longest
             table[i, 0] = self._verify(False) + common

@@ -64,20 +64,21 @@ def test_table_of_round_times() -> None:
         times.verified(False, 40.0)
         times.verified(True, 50.0)
         times.ended(1.0, 2.0)
-    table = times.round_ms(["head", "tree", "head"], [False, True, True], 3)
+    table = times.round_ms([("head", False), ("tree", True), ("head", True)], 3)
     assert table == pytest.approx(np.array([[43, 45.5, 47.5, 49.5], [43, 53, 53, 53], [43, 55.5, 57.5, 59.5]]))
-    assert Times().round_ms(["x"], [True], 2).tolist() == [[0, 0, 0]]
+    assert Times().round_ms([("x", True)], 2).tolist() == [[0, 0, 0]]
 
 
 def test_fixed_times_do_not_look_at_the_clock() -> None:
     times = Times.fixed(30.0, {"a": 2.0}, evaluation_ms=4.0)
-    before = times.round_ms(["a", "b"], [False, True], 2)
+    arms = [("a", False), ("b", True)]
+    before = times.round_ms(arms, 2)
     assert before.tolist() == [[30, 32, 34], [30, 30, 30]]
     times.drafted("a", 1, 99.0)
     times.verified(False, 99.0)
     times.evaluated(99.0)
     times.ended(9.0, 9.0)
-    assert (times.round_ms(["a", "b"], [False, True], 2) == before).all()
+    assert (times.round_ms(arms, 2) == before).all()
     assert times.evaluation.value == 4
     assert not times.unknown("b")
 
