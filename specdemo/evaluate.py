@@ -65,6 +65,8 @@ def selectors(args: argparse.Namespace) -> int:
         if store.problem:
             raise SpecdemoError(store.problem)
         rows = harness.run(pool, items, store, provenance(pool.info))
+        if len(rows) < len(items):
+            note(f"{len(items) - len(rows)} of {len(items)} items are missing. {store.problem or 'Start again.'}")
     records = paired.compare(rows, baseline)
     text = paired.as_text(records)
     if args.out:

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +86,7 @@ class Times:
 
     def __init__(self) -> None:
         self.draft: dict[str, Line] = defaultdict(Line)
-        self.read: dict[str, Mean] = defaultdict(lambda: Mean(outlier=math.inf))  # nothing to read, or a lot
+        self.read: dict[str, Mean] = defaultdict(partial(Mean, outlier=math.inf))  # nothing to read, or a lot
         self.verify: dict[bool, Mean] = defaultdict(Mean)
         self.evaluation, self.learning, self.other = Mean(), Mean(), Mean()
         self.measuring = True

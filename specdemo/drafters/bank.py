@@ -123,13 +123,14 @@ class BankRun:
         self.keys[:, here], self.values[:, here] = head.keys_values(self.mixed[here], self.positions[here])
 
     def outputs(self, member: int, n: int) -> Tensor:
-        """[n, hidden] raw outputs of a member for the last n pairs; computed for all members at once."""
+        """[n, hidden] raw outputs of a member for the last n pairs; computed for all members at once, and not again for
+        one that asks for fewer (because it has read some of them before)."""
         stack = self.bank.stack
         if stack is None:
             return self._run(n, self.bank.members[member].delta)[0]
-        if self._outputs is None or self._outputs.shape[1] != n:
+        if self._outputs is None or self._outputs.shape[1] < n:
             self._outputs, self._logits = self._run(n, stack), None
-        return self._outputs[member]
+        return self._outputs[member][-n:]
 
     def own_logits(self, member: int, outputs: Tensor) -> Tensor:
         """[n, hidden] raw outputs -> [n, draft vocabulary] logits of a member alone, without extra tokens."""
@@ -144,7 +145,7 @@ class BankRun:
         rows, columns = union
         if self._logits is None:
             self._logits = F.linear(self.bank.head.readout(self._outputs, self.bank.stack), rows)
-        return self._logits[member][:, columns[member]]
+        return self._logits[member][-n:, columns[member]]
 
     def last(self, member: int) -> Tensor:
         """[1, hidden] raw output of a member alone for the last pair."""

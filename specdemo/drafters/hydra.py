@@ -292,11 +292,11 @@ class HeadRun:
         here, prefix = slice(self.length - n, self.length), self.bank.heads.prefix
         if prefix is None:
             return self.hidden[here]
-        if self._states is None or len(self._states) != n:
+        if self._states is None or len(self._states) < n:
             keys, values = self.keys[:, : self.length], self.values[:, : self.length]
             mask = self.positions[here, None] >= self.positions[: self.length] if n > 1 else None
             self._states = prefix(self.hidden[here], self.positions[here], keys, values, mask)
-        return self._states
+        return self._states[-n:]
 
     def logits(self, head: int, states: Tensor, path: Tensor) -> Tensor:
         """[n, hidden] states and the tokens [n, head + 1] behind them -> [n, draft vocabulary]."""
