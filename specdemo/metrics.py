@@ -153,8 +153,8 @@ def switches(rounds: Sequence[Round]) -> int:
 
 def timings(rounds: Sequence[Round]) -> dict[str, float]:
     """Milliseconds: each phase summed over the rounds; ``total_ms`` is the wall time from the start of the first round
-    to the end of the last, so ``prefill_ms``, ``compile_ms`` and ``shadow_ms`` (all that was done for display and regret
-    only) come on top of it."""
+    to the end of the last, so ``prefill_ms``, ``compile_ms`` and ``shadow_ms`` (all that was done for display and
+    regret only) come on top of it."""
     start = rounds[0].start if rounds else None
     return {
         "prefill_ms": start.prefill_ms if start else 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specdemo.cli import main
 from specdemo.drafters import causal_lm
 from specdemo.engine import generate
 from specdemo.evaluation.ledger import estimated, text_table
@@ -134,3 +136,28 @@ def test_stored_with_the_run(tmp_path: Path) -> None:
     assert watched.regret == {"estimated": estimated(rounds)}
     assert alone.regret is None
     assert tokens_of(alone.rounds) == tokens_of(rounds)
+
+
+def test_regret_on_the_command_line(tmp_path: Path, tiny_model: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("SPECDEMO_MODEL", str(tiny_model))
+    pool = tmp_path / "mine.toml"
+    pool.write_text(
+        '[target]\nsource = "embedded"\n[[arms]]\nname = "copy"\nfamily = "prompt-lookup"\n'
+        '[[arms]]\nname = "self"\nfamily = "causal_lm"\n'
+    )
+    command = ["generate", "w5 w6", "--pool", str(pool), "--selector", "none", "--k", "3", "--max-new-tokens", "8"]
+    command += ["--dtype", "float32", "--db", str(tmp_path / "runs.db"), "--ignore-eos"]
+    assert main([*command, "--shadow", "--rerun", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for kind in ("estimated", "rerun"):
+        assert found["regret"][kind]["kind"] == kind
+        assert found["regret"][kind]["arms"]["self"]["rounds"] == pytest.approx(2)  # four tokens a round
+        assert (found["regret"][kind]["best"], found["regret"][kind]["regret"]) == ("self", pytest.approx(6))
+    with closing(Store(tmp_path / "runs.db")) as store:
+        run = store.load_run(found["run_id"])
+    assert run is not None
+    assert run.regret == found["regret"]
+    assert main([*command, "--shadow"]) == 0
+    assert "estimated: 8 rounds for 8 tokens" in capsys.readouterr().err
+    assert main([*command, "--json"]) == 0
+    assert "regret" not in json.loads(capsys.readouterr().out)
