@@ -21,7 +21,6 @@ from specdemo.types import (
     Arm,
     DraftContext,
     Drafter,
-    Evaluated,
     Finish,
     Pool,
     Proposal,
@@ -81,7 +80,7 @@ class _Run:
         self.selector = make_selector(request.selector, names, self.lengths, rng, request.options)
         self.full = self.selector.information == "full"
         self.text = TextStream(target.tokenizer.decode, request.stop)
-        self.index, self.at_ms = 0, 0.0
+        self.index, self.at_ms, self.realised = 0, 0.0, tuple[float, ...]()
         self._open(pool, drafting)
 
     def _open(self, pool: Pool, drafting: Sequence[Arm]) -> None:
@@ -99,8 +98,8 @@ class _Run:
         prefill_ms = clock.lap() - self.session.compile_ms
         self.shadow = self._team(drafting, judged=True) if self.request.shadow and not self.full else None
         judged = self.arms if self.full else drafting if self.shadow else ()
-        families = [arm.family for arm in judged]
-        self.evaluation = Evaluation(self._lengths(judged), families, self.request.calibrate) if judged else None
+        lengths, families = self._lengths(judged), tuple(arm.family for arm in judged)
+        self.evaluation = Evaluation(lengths, families, self.request.calibrate) if judged else None
         names = tuple(arm.name for arm in self.arms)
         self.start: Start | None = Start(
             prompt_tokens=self.prompt_tokens,
@@ -110,6 +109,8 @@ class _Run:
             arms=names,
             drafters=names,
             evaluated=tuple(arm.name for arm in judged),
+            lengths=tuple(lengths),
+            families=families,
             shadow_ms=clock.lap(),
         )
 
@@ -183,9 +184,8 @@ class _Run:
             start=self.start,
             other_ms=clock.lap(),
             at_ms=self.at_ms + clock.total(),
-            evaluated=self._look_on(draft, judged),
-            shadow_ms=clock.lap(),
         )
+        result = self._look_on(result, draft, judged, clock)
         self.times.ended(learn_ms, result.other_ms)
         self.index, self.at_ms, self.start = self.index + 1, result.at_ms, None
         return result
@@ -231,7 +231,7 @@ class _Run:
         """Tell the selector what its information structure entitles it to; returns what all arms would have done."""
         feedback, judged = RoundFeedback(draft.arm, draft.drafted, len(draft.tokens) - 1), None
         if self.full and self.evaluation:
-            self.evaluation.drafted(draft)
+            self.realised = self.evaluation.drafted(draft)
             if self.selector.due() or self.finish:
                 judged = self._judge(self.evaluation)
                 feedback = replace(feedback, acceptance=judged.acceptance, ratio=judged.ratio)
@@ -255,12 +255,14 @@ class _Run:
         self.times.evaluated(clock.lap())
         return judged
 
-    def _look_on(self, draft: Draft, judged: Judged | None) -> Evaluated | None:
+    def _look_on(self, result: Round, draft: Draft, judged: Judged | None, clock: Clock) -> Round:
         """For display and regret: what the selector was told, or what the shadow finds out by itself."""
+        realised = self.realised
         if self.shadow and self.evaluation:
-            self.evaluation.drafted(draft)
+            realised = self.evaluation.drafted(draft)
             judged = self.evaluation.judge(self.shadow)
-        return self.evaluation.report(judged) if self.evaluation and judged else None
+        evaluated = judged.report() if judged else None
+        return replace(result, realised=realised, evaluated=evaluated, shadow_ms=clock.lap())
 
     def _learners(self, arm: int, block: Verified, judged: Judged | None) -> list[tuple[Drafter, Verified]]:
         """Who may learn from what: everybody from what was judged, else the drafter that drafted from its block."""

@@ -124,6 +124,7 @@ class NewerSchema(Exception):
 
 ADDED = (
     "rounds ADD COLUMN shadow_ms REAL NOT NULL DEFAULT 0",  # spent for display and regret only; part of nothing else
+    "rounds ADD COLUMN realised TEXT",  # JSON: probability that the draft was accepted at each depth
     "rounds ADD COLUMN evaluated TEXT",  # JSON: what all arms would have done, if they were evaluated in this round
     "runs ADD COLUMN regret TEXT",  # JSON: rounds against every fixed arm, see evaluation/ledger.py
     "runs ADD COLUMN item TEXT",  # of an evaluation: stable id of prompt, selector, seed and settings

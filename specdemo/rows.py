@@ -115,6 +115,7 @@ def _round_row(run: str, r: Round) -> Row:
         "parents": None if r.parents is None else dumps(r.parents),
         "kind": r.snapshot.kind,
         "start": None if r.start is None else dumps(r.start),
+        "realised": dumps(r.realised) if r.realised else None,
         "evaluated": None if r.evaluated is None else dumps(r.evaluated),
     }
 
@@ -193,6 +194,7 @@ def _round(row: Row, arms: Sequence[Row], tokens: Sequence[Row], pieces: tuple[s
         pieces=pieces,
         snapshot=Snapshot(row["kind"], *(tuple(a[name] for a in arms) for name in ("value", "estimate", "loss"))),
         start=_start(row["start"]),
+        realised=tuple(json.loads(row.get("realised") or "[]")),
         evaluated=_evaluated(row.get("evaluated")),
     )
 
@@ -210,7 +212,7 @@ def _start(text: str | None) -> Start | None:
 def _evaluated(text: str | None) -> Evaluated | None:
     if text is None:
         return None
-    return Evaluated(**_with_tuples(text))
+    return Evaluated(**{name: tuple(map(tuple, matrix)) for name, matrix in json.loads(text).items()})
 
 
 def _with_tuples(text: str) -> dict[str, Any]:

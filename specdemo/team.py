@@ -14,7 +14,8 @@ from specdemo.calibration import Calibration
 from specdemo.feedback import Floats, draft_acceptance, likelihood_ratio, overlap
 from specdemo.sampling import Dice
 from specdemo.types import Drafter, Evaluated, Proposal, Verified
-from specdemo.virtual import Virtual
+
+DIGITS = 6  # of probabilities that are stored, for every position and arm
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class Judged:
     text: Verified
     acceptance: Floats
     ratio: Floats
+
+    def report(self) -> Evaluated:
+        """For display and regret, JSON-able."""
+        a, r = (tuple(map(tuple, m.round(DIGITS).tolist())) for m in (self.acceptance, self.ratio))
+        return Evaluated(a, r)
 
 
 class Team:
@@ -123,23 +129,21 @@ class Evaluation:
     """
 
     def __init__(self, lengths: Sequence[int], families: Sequence[str], calibrate: bool) -> None:
-        self.calibration, self.virtual, self.calibrate = Calibration(lengths, families), Virtual(lengths), calibrate
+        self.calibration, self.calibrate = Calibration(lengths, families), calibrate
 
-    def drafted(self, draft: Draft) -> None:
+    def drafted(self, draft: Draft) -> tuple[float, ...]:
         """Note how a draft fared, up to the first rejection or the cut, until its positions are judged."""
-        if self.calibrate and draft.k:
-            realised = draft_acceptance(draft.proposal, draft.p, draft.path)[: len(draft.tokens)]
-            self.calibration.drafted(draft.arm, draft.position, realised)
+        if not (self.calibrate and draft.k):
+            return ()
+        realised = draft_acceptance(draft.proposal, draft.p, draft.path)[: len(draft.tokens)]
+        self.calibration.drafted(draft.arm, draft.position, realised)
+        return tuple(realised.round(DIGITS).tolist())
 
     def judge(self, team: Team) -> Judged:
         """Let a team judge what waits."""
         judged = team.judge()
         self.calibration.judged(judged.first, judged.acceptance)
         return judged
-
-    def report(self, judged: Judged) -> Evaluated:
-        """For display and regret."""
-        return self.virtual.push(judged.acceptance, judged.ratio, self.calibration.factors())
 
 
 class Features:

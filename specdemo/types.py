@@ -241,20 +241,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What all arms would have done at the positions that were evaluated in a round: for display and regret. One number
-    per arm, in the order of ``Start.evaluated``.
+    """What all arms would have done at positions of the text: for display and regret (evaluation/ledger.py).
+
+    The positions are those committed since the last evaluation; arms are in the order of ``Start.evaluated``.
 
     Attributes:
-        positions: how many: those committed since the last evaluation.
-        acceptance: mean probability that a draft token is accepted there, 1 - TV(p, q).
-        rounds: expected number of rounds that the arm alone would have begun at these positions (virtual rounds).
-        calibrated: the same, corrected by what drafts have realised at each depth.
+        acceptance: [positions][arms] 1 - TV(p, q). ``ratio``: [positions][arms] min(1, q / p) of the committed tokens.
     """
 
-    positions: int
-    acceptance: tuple[float, ...]
-    rounds: tuple[float, ...]
-    calibrated: tuple[float, ...]
+    acceptance: tuple[tuple[float, ...], ...]
+    ratio: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +264,8 @@ class Start:
         rows: rows of every scoring forward (the fixed shape).
         arms: names of the arms, in the order used by every per-arm tuple.
         drafters: name of each arm's drafter.
-        evaluated: names of the arms that rounds evaluate for display and regret; empty where nobody does.
+        evaluated: names of the arms that rounds evaluate for display and regret, ``lengths``: their draft lengths,
+            ``families``: theirs; empty where nobody evaluates.
         shadow_ms: drafters of the shadow reading the prompt, not part of ``prefill_ms``.
     """
 
@@ -279,6 +276,8 @@ class Start:
     arms: tuple[str, ...]
     drafters: tuple[str, ...]
     evaluated: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    families: tuple[str, ...] = ()
     shadow_ms: float = 0.0
 
 
@@ -305,6 +304,8 @@ class Round:
         snapshot: the selector after the round.
         start: in round 0 only.
         shadow_ms: time spent for display and regret only: part of no other number.
+        realised: probability that the draft was accepted at each depth of its path, up to the first rejection or the
+            cut; only where estimates of arms are to be corrected by it.
         evaluated: what all arms would have done, if they were evaluated in this round.
     """
 
@@ -331,6 +332,7 @@ class Round:
     snapshot: Snapshot
     start: Start | None = None
     shadow_ms: float = 0.0
+    realised: tuple[float, ...] = ()
     evaluated: Evaluated | None = None
 
     @property

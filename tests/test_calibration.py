@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.calibration import Calibration
+from specdemo.calibration import CalibratedRounds, Calibration
 from specdemo.engine import generate
 from specdemo.estimators import VirtualRounds
+from specdemo.evaluation.ledger import estimated
 from specdemo.types import Request, Sampling
-from specdemo.virtual import CalibratedRounds
 from tests.fakes import FakeTarget, TableDrafter, arm, pool, table
 
 
@@ -71,12 +71,14 @@ def test_drafts_that_fade_are_corrected() -> None:
                         sampling=Sampling(temperature=1.0), shadow=True)  # fmt: skip
         rounds = list(generate(asked, fading))
         real.append(len(rounds))
-        plain.append(sum(r.evaluated.rounds[0] for r in rounds if r.evaluated))
-        calibrated.append(sum(r.evaluated.calibrated[0] for r in rounds if r.evaluated))
+        result = estimated(rounds)
+        assert result is not None
+        plain.append(result["arms"]["fading"]["uncalibrated"])
+        calibrated.append(result["arms"]["fading"]["rounds"])
     assert np.mean(plain) == pytest.approx(24, abs=1e-6)
     assert np.mean(real) > 29
     assert np.mean(calibrated) == pytest.approx(np.mean(real), rel=0.06)
     off = Request(prompt="01", selector="fixed", k=4, max_new_tokens=60, ignore_eos=True, shadow=True, calibrate=False)
-    last = [r.evaluated for r in generate(off, fading)][-1]
-    assert last is not None
-    assert last.rounds == last.calibrated
+    result = estimated(list(generate(off, fading)))
+    assert result is not None
+    assert result["arms"]["fading"]["rounds"] == result["arms"]["fading"]["uncalibrated"] == pytest.approx(12)

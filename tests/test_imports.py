@@ -18,7 +18,7 @@ LEVELS = {  # a module imports only from levels below its own, or from its own
     **dict.fromkeys(("sampling", "verify", "limits", "text", "convert", "sources"), 1),
     **dict.fromkeys(("target", "session", "compiled", "slots", "tokens", "models"), 2),
     **dict.fromkeys(("estimators", "calibration"), 2),
-    **dict.fromkeys(("drafters", "selectors", "feedback", "virtual"), 3),
+    **dict.fromkeys(("drafters", "selectors", "feedback"), 3),
     **dict.fromkeys(("engine", "team", "pools"), 4),
     **dict.fromkeys(("metrics", "store", "rows", "migrations", "owner", "writer", "provenance"), 5),
     **dict.fromkeys(("record", "check", "bench", "costs", "training", "evaluation"), 6),

@@ -13,7 +13,7 @@ import pytest
 from specdemo.cli import main
 from specdemo.drafters import causal_lm
 from specdemo.engine import generate
-from specdemo.evaluation.ledger import estimated, text_table
+from specdemo.evaluation.ledger import estimated, factors, text_table
 from specdemo.evaluation.rerun import rerun
 from specdemo.record import record
 from specdemo.store import Store
@@ -22,12 +22,14 @@ from tests import tiny
 from tests.fakes import FakeTarget, TableDrafter, arm, pool, table, tokens_of
 from tests.traces import make_round, make_start
 
-START = make_start(evaluated=("a", "b"))
-HAND = [
-    make_round(0, (1, 2), 1, 9, start=START, evaluated=Evaluated(2, (0.5, 0.1), (1.0, 1.5), (1.0, 1.75))),
-    make_round(1, (3,), 0, 9),  # waits ...
-    make_round(2, (1, 2), 2, 9, evaluated=Evaluated(4, (0.8, 0.3), (0.5, 2.0), (1.5, 2.25))),  # ... until now
-]
+START = make_start(evaluated=("a", "b"), lengths=(2, 1), families=("x", "y"))
+HAND = [  # a drafts 2 tokens, and its second falls behind; the text has 2 + 1 + 3 tokens; b sees bits 0 1 0 0 1 1
+    make_round(0, (1, 2), 1, 9, arm=0, start=START, realised=(0.5, 0.1),
+               evaluated=Evaluated(((0.5, 0.1), (0.5, 0.3)), ((0.5, 0.0), (1.0, 1.0)))),
+    make_round(1, (3,), 0, 9, arm=1, realised=(0.2,)),  # waits ...
+    make_round(2, (1, 2), 2, 9, arm=0, realised=(0.9, 0.7),  # ... until now
+               evaluated=Evaluated(((0.8, 0.2),) * 4, ((0.5, 0.0), (0.25, 0.0), (1.0, 1.0), (1.0, 1.0)))),
+]  # fmt: skip
 
 
 def test_regret_by_hand() -> None:
@@ -35,22 +37,39 @@ def test_regret_by_hand() -> None:
     assert result is not None
     assert (result["kind"], result["rounds"], result["positions"], result["tokens"]) == ("estimated", 3, 6, 6)
     a, b, plain = (result["arms"][name] for name in ("a", "b", "plain"))
-    assert a == {
-        "rounds": 2.5,
-        "uncalibrated": 1.5,
-        "acceptance": pytest.approx((0.5 * 2 + 0.8 * 4) / 6),
-        "regret": 0.5,
-    }
-    assert (b["rounds"], b["uncalibrated"], b["regret"]) == (4.0, 3.5, -1.0)
+    # b, K = 1: (0)(1 0)(0)(1 1): four rounds, also calibrated: realised .2, estimated .2
+    assert (b["rounds"], b["uncalibrated"], b["regret"]) == (pytest.approx(4), pytest.approx(4), pytest.approx(-1))
+    assert (a["acceptance"], b["acceptance"]) == (pytest.approx(4.2 / 6), pytest.approx(1.2 / 6))
+    # a, K = 2, p = (depth 0, 1, 2) before each position; rho = p2 + (1 - x)(p0 + p1):
+    # x .5: (1, 0, 0) -> .5; x 1: (.5, .5, 0) -> 0; x .5: (0, .5, .5) -> .75; x .25: (.75, 0, .25) -> .8125
+    # x 1: (.8125, .1875, 0) -> 0; and the round at the beginning
+    assert a["uncalibrated"] == pytest.approx(1 + 0.5 + 0 + 0.75 + 0.8125 + 0)
+    assert a["rounds"] > a["uncalibrated"]
     assert plain == {"rounds": 6.0, "regret": -3.0}
-    assert (result["best"], result["regret"]) == ("a", 0.5)
-    assert text_table(result).splitlines()[1].split() == ["a", "2.5", "rounds", "+0.5"]
+    assert (result["best"], result["regret"]) == ("a", pytest.approx(3 - a["rounds"]))
+    assert text_table(result).splitlines()[2].split() == ["b", "4.0", "rounds", "-1.0"]
+
+
+def test_factors_of_runs_by_hand() -> None:
+    """Depth 0: .5 + .9 realised, .5 + .8 estimated (positions 0 and 3); depth 1: .1 + .7 of .5 + .8; s = 4."""
+    family = np.array([(1.4 + 4) / (1.3 + 4), (0.8 + 4) / (1.3 + 4)])
+    expected = [(1.4 + 4 * family[0]) / 5.3, (0.8 + 4 * family[1]) / 5.3]
+    assert factors(START, [HAND])[0] == pytest.approx(expected)
+    assert factors(START, [HAND, HAND])[0, 1] < expected[1]  # two runs weigh more
+    assert factors(START, [HAND])[1] == pytest.approx([1, 1])
+    assert factors(START, [HAND[:2]])[1] == pytest.approx([1, 1])  # that draft's position was not evaluated yet
+    result = estimated(HAND, others=[HAND] * 50)
+    known = estimated(HAND)
+    assert result is not None
+    assert known is not None
+    assert result["arms"]["a"]["rounds"] > known["arms"]["a"]["rounds"]
 
 
 def test_an_unfinished_run_is_compared_on_what_is_evaluated() -> None:
     result = estimated(HAND[:2])
     assert result is not None
-    assert (result["rounds"], result["positions"], result["tokens"], result["best"]) == (1, 2, 3, "a")
+    assert (result["rounds"], result["positions"], result["tokens"]) == (1, 2, 3)
+    assert result["arms"]["a"]["uncalibrated"] == 1.5
     assert estimated([]) is None
     assert estimated([make_round(0, (1, 2), 1, 9)]) is None
 

@@ -1,43 +1,79 @@
 """Stopping-time regret: rounds a run took, minus those that each arm alone takes for the same text.
 
-Estimated, from the run's own text by virtual rounds (:mod:`specdemo.virtual`), or by really running every arm again
+Estimated, from the run's own text by virtual rounds (estimators.py), or by really running every arm again
 (rerun.py). Every result says which of the two it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specdemo.types import Round
+import numpy as np
+
+from specdemo.calibration import CalibratedRounds, Calibration, Floats
+from specdemo.types import Round, Start
 
 PLAIN = "plain"  # decoding without drafts: a round per token
 
 
-def estimated(rounds: Sequence[Round]) -> dict[str, Any] | None:
+def estimated(rounds: Sequence[Round], others: Iterable[Sequence[Round]] = ()) -> dict[str, Any] | None:
     """Regret against every fixed arm, estimated from one run; None where arms were not evaluated.
+
+    Args:
+        others: runs on the same arms, with the same sampling, that calibrate, too: one answer says little about depths.
 
     Returns:
         JSON-able, see :func:`ledger`. ``rounds`` of an arm are calibrated (equal to ``uncalibrated`` where the request
-        wants none); ``positions``: of the text, that were evaluated: fewer than ``tokens`` while a run goes on.
+        wants none), ``acceptance`` is the mean over positions; ``positions``: of the text, that were evaluated, fewer
+        than ``tokens`` while a run goes on.
     """
-    names = rounds[0].start.evaluated if rounds and rounds[0].start else ()
-    seen = [r.evaluated for r in rounds if r.evaluated]
-    positions = sum(e.positions for e in seen)
-    if not names or not positions:
+    start = rounds[0].start if rounds else None
+    acceptance, ratio = matrices(rounds)
+    if start is None or not len(ratio):
         return None
-    tokens, used = sum(len(r.tokens) for r in rounds), len(rounds)
-    if positions < tokens:  # the newest rounds wait to be evaluated: compare what is known
-        used = _rounds_until(rounds, positions)
+    plain = begun(start.lengths, ratio, np.ones((len(start.lengths), max(start.lengths))))
+    calibrated = begun(start.lengths, ratio, factors(start, [rounds, *others]))
     arms = {
-        name: {
-            "rounds": sum(e.calibrated[i] for e in seen),
-            "uncalibrated": sum(e.rounds[i] for e in seen),
-            "acceptance": sum(e.acceptance[i] * e.positions for e in seen) / positions,
-        }
-        for i, name in enumerate(names)
+        name: {"rounds": float(calibrated[i]), "uncalibrated": float(plain[i]), "acceptance": float(mean)}
+        for i, (name, mean) in enumerate(zip(start.evaluated, acceptance.mean(0), strict=True))
     }
-    return {**ledger("estimated", used, positions, arms), "tokens": tokens}
+    # the newest rounds may wait to be evaluated: what is known is compared with the rounds that wrote it
+    used = _rounds_until(rounds, len(ratio))
+    return {**ledger("estimated", used, len(ratio), arms), "tokens": sum(len(r.tokens) for r in rounds)}
+
+
+def matrices(rounds: Sequence[Round]) -> tuple[Floats, Floats]:
+    """a and r [positions, arms] of all positions that were evaluated, in order."""
+    seen = [r.evaluated for r in rounds if r.evaluated]
+    acceptance = [row for e in seen for row in e.acceptance]
+    return np.array(acceptance), np.array([row for e in seen for row in e.ratio])
+
+
+def begun(lengths: Sequence[int], ratio: Floats, factors: Floats) -> Floats:
+    """[arms] expected number of rounds that every arm alone begins along a text: at the first position, and wherever
+    another one has ended before. The last one may end beyond the text, as a real one is cut short.
+
+    Args:
+        ratio: [positions, arms]. ``factors``: [arms, depth], see :class:`specdemo.calibration.Calibration`.
+    """
+    rounds = CalibratedRounds(lengths)
+    ends = [rounds.push(np.minimum(1, r[:, None] * factors)) for r in ratio[:-1]]
+    total: Floats = 1.0 + np.sum(ends, axis=0) if ends else np.ones(len(lengths))
+    return total
+
+
+def factors(start: Start, runs: Iterable[Sequence[Round]]) -> Floats:
+    """[arms, depth] what runs say about how far the arms' drafts fall behind their estimates."""
+    calibration = Calibration(start.lengths, start.families)
+    for rounds in runs:
+        acceptance, position = matrices(rounds)[0], 0
+        for r in rounds:
+            if r.realised and position + len(r.realised) <= len(acceptance):
+                calibration.drafted(r.arm, position, np.array(r.realised))
+            position += len(r.tokens)
+        calibration.judged(0, acceptance)
+    return calibration.factors()
 
 
 def ledger(kind: str, used: float, tokens: int, arms: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
