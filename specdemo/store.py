@@ -25,11 +25,11 @@ from sqlite_utils import Database
 
 from specdemo import rows
 from specdemo.metrics import RunSummary
-from specdemo.migrations import migrate
 from specdemo.owner import living, new_id
+from specdemo.reading import reader
 from specdemo.rows import Change, Row
 from specdemo.types import Request, Round, SpecdemoError, Start
-from specdemo.writer import BUSY, Event, Writer, explain
+from specdemo.writer import Event, Writer, explain
 
 Status = Literal["running", "done", "stopped", "error", "interrupted"]
 LIMIT = 10_000  # events kept in memory while nothing can be written; a round takes about 5 kB
@@ -258,32 +258,10 @@ class Store:
         if self.problem is None:
             self.flush(timeout=1.0)
         try:
-            with closing(_reader(self.path)) as db:
+            with closing(reader(self.path)) as db:
                 yield db, rows.dumps(living(self.path, self._writer.owner.id))
         except (sqlite3.Error, OSError) as error:
             raise SpecdemoError(f"The stored runs cannot be read: {explain(error, self.path)}") from error
-
-
-def _reader(path: Path) -> Database:
-    """A connection for reading; to an empty database while there is none."""
-    if not path.exists():
-        db = Database(memory=True)
-        migrate(db)
-        return db
-    try:
-        return _read_only(path)
-    except sqlite3.OperationalError:  # a folder that cannot be written: WAL's helper files cannot be made there
-        return _read_only(path, "&immutable=1")
-
-
-def _read_only(path: Path, more: str = "") -> Database:
-    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro{more}", uri=True, timeout=BUSY)
-    try:
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return Database(connection)
 
 
 def _stored(db: Database, row: Row) -> StoredRun:

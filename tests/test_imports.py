@@ -20,7 +20,7 @@ LEVELS = {  # a module imports only from levels below its own, or from its own
     **dict.fromkeys(("estimators", "calibration"), 2),
     **dict.fromkeys(("drafters", "selectors", "feedback"), 3),
     **dict.fromkeys(("engine", "team", "pools"), 4),
-    **dict.fromkeys(("metrics", "store", "rows", "migrations", "owner", "writer", "provenance"), 5),
+    **dict.fromkeys(("metrics", "store", "rows", "migrations", "reading", "owner", "writer", "provenance"), 5),
     **dict.fromkeys(("record", "check", "bench", "costs", "training", "evaluation"), 6),
     **dict.fromkeys(("ui", "cli", "commands", "evaluate", "doctor"), 7),
 }
