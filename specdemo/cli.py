@@ -126,7 +126,7 @@ def _generate(p: argparse.ArgumentParser) -> None:
     _add_sampling(p)
     _add_pool(p)
     p.add_argument("--check", action="store_true", help="decode plainly, too, and compare (exit code 3: different)")
-    p.add_argument("--shadow", action="store_true", help="evaluate all arms for the regret, whatever the selector asks")
+    _add_estimates(p)
     p.add_argument("--rerun", action="store_true", help="then let every arm write the answer alone, for the regret")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     _add_db(p)
@@ -141,6 +141,13 @@ def _add_sampling(p: argparse.ArgumentParser) -> None:
     p.add_argument("--repetition-penalty", type=float, default=1.0, help="as CTRL defines it; 1 is off")
     p.add_argument("--frequency-penalty", type=float, default=0.0, help="as OpenAI defines it; 0 is off")
     p.add_argument("--presence-penalty", type=float, default=0.0, help="as OpenAI defines it; 0 is off")
+
+
+def _add_estimates(p: argparse.ArgumentParser) -> None:
+    text = "evaluate all arms for the regret, whatever the selector asks, outside of the measured time"
+    p.add_argument("--shadow", action="store_true", help=text)
+    text = "correct estimates of arms by what drafts realise (default)"
+    p.add_argument("--calibrate", action=argparse.BooleanOptionalAction, default=True, help=text)
 
 
 def _add_pool(p: argparse.ArgumentParser) -> None:
@@ -242,7 +249,7 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
     q.add_argument("--baseline", metavar="A", help="what ratios are against (default: the first selector)")
     q.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="one or more (default 0)")
     _add_sampling(q)
-    q.add_argument("--shadow", action="store_true", help="estimate everybody's regret, outside of the measured time")
+    _add_estimates(q)
     q.add_argument("--out", metavar="FOLDER", help="write table.txt, table.json, table.csv and rows.json there")
     _add_db(q)
 
@@ -271,6 +278,7 @@ def request(args: argparse.Namespace) -> Request:
             seed=args.seed,
             stop=tuple(args.stop),
             ignore_eos=args.ignore_eos,
+            calibrate=args.calibrate,
             shadow=args.shadow,
         )
     except SpecdemoError as error:

@@ -114,6 +114,7 @@ def _requests(args: argparse.Namespace) -> dict[str, Request]:
                 k=args.k,
                 max_new_tokens=args.max_new_tokens,
                 sampling=Sampling(**{field: getattr(args, field) for field in Sampling.__dataclass_fields__}),
+                calibrate=args.calibrate,
                 shadow=args.shadow,
             )
         except SpecdemoError as error:

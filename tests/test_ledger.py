@@ -178,5 +178,11 @@ def test_regret_on_the_command_line(tmp_path: Path, tiny_model: Path, monkeypatc
     assert run.regret == found["regret"]
     assert main([*command, "--shadow"]) == 0
     assert "estimated: 8 rounds for 8 tokens" in capsys.readouterr().err
+    assert main([*command, "--shadow", "--no-calibrate", "--json"]) == 0
+    run_id = json.loads(capsys.readouterr().out)["run_id"]
+    with closing(Store(tmp_path / "runs.db")) as store:
+        uncalibrated = store.load_run(run_id)
+    assert uncalibrated is not None
+    assert (uncalibrated.request.calibrate, uncalibrated.request.shadow) == (False, True)
     assert main([*command, "--json"]) == 0
     assert "regret" not in json.loads(capsys.readouterr().out)
