@@ -247,11 +247,18 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
     q = kind("selectors", "selectors against one another, prompt by prompt; goes on where it was")
     q.add_argument("--selectors", default="none,fixed,hedgespec", metavar="A,B", help="NAME or NAME:OPTION=VALUE:...")
     q.add_argument("--baseline", metavar="A", help="what ratios are against (default: the first selector)")
-    q.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="one or more (default 0)")
-    _add_sampling(q)
     _add_estimates(q)
-    q.add_argument("--out", metavar="FOLDER", help="write table.txt, table.json, table.csv and rows.json there")
-    _add_db(q)
+    _add_runs(q)
+    q = kind("ledger", "estimated rounds of every drafter against really run ones; goes on where it was")
+    q.add_argument("--writer", default="random", metavar="A", help="selector that writes the text (default random)")
+    _add_runs(q)
+
+
+def _add_runs(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="one or more (default 0)")
+    _add_sampling(p)
+    p.add_argument("--out", metavar="FOLDER", help="write the table there, and what it is made of")
+    _add_db(p)
 
 
 def request(args: argparse.Namespace) -> Request:

@@ -1,11 +1,12 @@
-"""``specdemo evaluate``: drafters along known answers, selectors on prompts."""
+"""``specdemo evaluate``: drafters along known answers, selectors on prompts, estimates against reruns."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +18,8 @@ from specdemo.pools import load_pool, read_pool
 from specdemo.types import Message, Request, Sampling, SpecdemoError
 
 if TYPE_CHECKING:
+    from specdemo.evaluation.harness import Item
+    from specdemo.store import Store
     from specdemo.target import HFTarget
 
 DOMAIN_FILES = ("code", "maths", "sql", "translation", "summarisation", "rag", "science", "chat", "questions")
@@ -50,29 +53,66 @@ def drafters(args: argparse.Namespace) -> int:
 
 def selectors(args: argparse.Namespace) -> int:
     """Every selector on every prompt with every seed; the table compares them prompt by prompt."""
-    from specdemo.evaluation import harness, measure, paired
-    from specdemo.provenance import provenance
-    from specdemo.store import Store, default_db
+    from specdemo.evaluation import harness, paired
 
-    prompts = measure.first_of_each(read(args.prompts or _shipped((*DOMAIN_FILES, MIXED))), args.per_domain)
     wanted = _requests(args)
     baseline = args.baseline or next(iter(wanted))
     if baseline not in wanted:
         raise UsageError(f"The baseline {baseline} is not among the selectors {', '.join(wanted)}.")
+    with _run(args, wanted, _prompts(args)) as (items, store):
+        rows = harness.rows(items, store)
+    records = paired.compare(rows, baseline)
+    text = paired.as_text(records)
+    _write(
+        args.out,
+        {"table.txt": text + "\n", "table.csv": paired.as_csv(records), "table.json": records, "rows.json": rows},
+    )
+    print(json.dumps(records) if args.json else text)
+    return OK
+
+
+def ledger(args: argparse.Namespace) -> int:
+    """Every arm's rounds as the ledger estimates them from one text, beside those it really takes."""
+    from specdemo.evaluation import agreement
+
+    arms = [arm.name for arm in read_pool(args.pool).arms]
+    try:
+        wanted = agreement.requests(_template(args), arms, args.writer)
+    except SpecdemoError as error:
+        raise UsageError(str(error)) from error
+    first = [replace(prompt, turns=prompt.turns[:1]) for prompt in _prompts(args)]
+    with _run(args, wanted, first) as (items, store):
+        records = agreement.agreement(items, store)
+    text = agreement.markdown(records)
+    _write(args.out, {"ledger.md": text + "\n", "ledger.json": records})
+    print(json.dumps(records) if args.json else text)
+    return OK
+
+
+@contextmanager
+def _run(
+    args: argparse.Namespace, wanted: Mapping[str, Request], prompts: Sequence[Prompt]
+) -> Iterator[tuple[list[Item], Store]]:
+    """Run what the store has not of these requests on these prompts; the items, and the open store."""
+    from specdemo.evaluation import harness
+    from specdemo.provenance import provenance
+    from specdemo.store import Store, default_db
+
     pool = load_pool(args.pool, args.dtype, args.device, args.compile)
     items = harness.make_items(pool, prompts, wanted, args.seeds)
     with closing(Store(args.db or default_db())) as store:
         if store.problem:
             raise SpecdemoError(store.problem)
-        rows = harness.run(pool, items, store, provenance(pool.info))
-        if len(rows) < len(items):
-            note(f"{len(items) - len(rows)} of {len(items)} items are missing. {store.problem or 'Start again.'}")
-    records = paired.compare(rows, baseline)
-    text = paired.as_text(records)
-    if args.out:
-        _write(Path(args.out), records, rows, text, paired.as_csv(records))
-    print(json.dumps(records) if args.json else text)
-    return OK
+        done = harness.run(pool, items, store, provenance(pool.info))
+        if len(done) < len(items):
+            note(f"{len(items) - len(done)} of {len(items)} items are missing. {store.problem or 'Start again.'}")
+        yield items, store
+
+
+def _prompts(args: argparse.Namespace) -> list[Prompt]:
+    from specdemo.evaluation import measure
+
+    return measure.first_of_each(read(args.prompts or _shipped((*DOMAIN_FILES, MIXED))), args.per_domain)
 
 
 def read(files: Sequence[str | Path]) -> list[Prompt]:
@@ -107,24 +147,21 @@ def _requests(args: argparse.Namespace) -> dict[str, Request]:
         options: dict[str, Any] = dict(option(setting) for setting in settings)
         try:
             make_selector(name, arms, [args.k] * len(arms), np.random.default_rng(0), options)
-            found[text.strip()] = Request(
-                messages=(Message("user", ""),),
-                selector=name,
-                options=options,
-                k=args.k,
-                max_new_tokens=args.max_new_tokens,
-                sampling=Sampling(**{field: getattr(args, field) for field in Sampling.__dataclass_fields__}),
-                calibrate=args.calibrate,
-                shadow=args.shadow,
-            )
+            wanted = replace(_template(args), calibrate=args.calibrate, shadow=args.shadow)
         except SpecdemoError as error:
             raise UsageError(str(error)) from error
+        found[text.strip()] = replace(wanted, selector=name, options=options)
     return found
 
 
-def _write(folder: Path, records: list[dict[str, Any]], rows: list[dict[str, Any]], text: str, table: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {"table.txt": text + "\n", "table.csv": table}
-    files |= {"table.json": json.dumps(records, indent=1), "rows.json": json.dumps(rows, indent=1)}
-    for name, content in files.items():
-        (folder / name).write_text(content, "utf-8")
+def _template(args: argparse.Namespace) -> Request:
+    sampling = Sampling(**{field: getattr(args, field) for field in Sampling.__dataclass_fields__})
+    return Request(messages=(Message("user", ""),), k=args.k, max_new_tokens=args.max_new_tokens, sampling=sampling)
+
+
+def _write(folder: str | None, files: Mapping[str, Any]) -> None:
+    """Text as it is, everything else as JSON; nothing without a folder."""
+    for name, content in files.items() if folder else ():
+        Path(folder or "").mkdir(parents=True, exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content, indent=1)
+        (Path(folder or "") / name).write_text(text, "utf-8")

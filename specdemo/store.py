@@ -209,6 +209,17 @@ class Store:
             found = list(db.query(sql, {"id": run_id, "alive": alive}))
             return _stored(db, found[0]) if found else None
 
+    def load_item(self, item: str, turn: int = 0) -> StoredRun | None:
+        """The latest finished run of a turn of an evaluation's item; None if there is none.
+
+        Raises:
+            SpecdemoError: the file cannot be read.
+        """
+        sql = "SELECT max(id) AS id FROM runs WHERE item = ? AND turn = ? AND status = 'done'"
+        with self._reading() as (db, _):
+            (found,) = db.query(sql, [item, turn])
+        return self.load_run(found["id"]) if found["id"] else None
+
     def list_runs(
         self, limit: int = 50, *, before: str | None = None, search: str | None = None, **equal: str | None
     ) -> list[dict[str, Any]]:

@@ -8,11 +8,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specdemo.cli import main
 from specdemo.engine import generate
-from specdemo.evaluation import harness, paired
+from specdemo.evaluation import agreement, harness, paired
 from specdemo.evaluation.prompts import Prompt, read_prompts
 from specdemo.store import Store
 from specdemo.types import Message, Pool, Request
@@ -185,3 +186,27 @@ def test_evaluate_selectors_from_the_command_line(tmp_path: Path, tiny_model: Pa
         ["--prompts", str(pool)],
     ):
         assert main([*command, *wrong]) == 2
+
+
+def test_estimates_beside_reruns_by_hand(tmp_path: Path) -> None:
+    """d is the target itself: four tokens a round, estimated and real; and the table says how sure that is."""
+    pool = made()
+    prompts = [Prompt(str(i), "x", (f"w{i}",)) for i in range(3)]
+    wanted = agreement.requests(replace(REQUESTS["none"], max_new_tokens=14), ["d", "e"])
+    items = harness.make_items(pool, prompts, wanted, [0, 1])
+    assert len(items) == 18
+    with closing(Store(tmp_path / "runs.db")) as store:
+        harness.run(pool, items, store, {})
+        records = {r["arm"]: r for r in agreement.agreement(items, store)}
+        assert store.load_item("nothing") is None
+    assert list(records) == ["d", "e"]
+    d = records["d"]
+    assert (d["answers"], d["real"]) == (6, 4)
+    assert [d[name] for name in ("uncalibrated", "own", "calibrated")] == pytest.approx([4, 4, 4])
+    assert (d["difference"], d["low"], d["high"]) == pytest.approx((0, 0, 0))
+    e = records["e"]
+    assert e["low"] < e["difference"] < e["high"] or e["real"] == e["calibrated"] == 14
+    assert "| d | 6 | 4.00 |" in agreement.markdown(list(records.values()))
+    only = agreement._record("x", np.array([[10.0, 9, 9.5, 11], [20, 18, 19, 19]]))
+    assert (only["real"], only["calibrated"], only["difference"]) == (15, 15, 0)
+    assert only["high"] == pytest.approx(2.576)  # differences +1 and -1: deviation sqrt(2), over sqrt(2)
