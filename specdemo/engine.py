@@ -129,8 +129,8 @@ class _Run:
         """Let arms draft whose times nobody knows yet: what they cost belongs to the first choice."""
         for i, (arm, length) in enumerate(zip(self.arms, self.lengths, strict=True)):
             if self.times.unknown(arm.name):
-                for k in (1, 1, length):  # the first one warms up
-                    self.times.drafted(arm.name, k, min(self.team.draft_ms(i, k) for _ in range(2)))
+                for k, tries in ((1, 1), (1, 2), (length, 1)):  # the first one warms up
+                    self.times.drafted(arm.name, k, min(self.team.draft_ms(i, k) for _ in range(tries)))
 
     def round(self) -> Round:
         """One round: the algorithm on one screen."""
