@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         ("bench", "measure what a target forward costs and how fast plain decoding is", _bench),
         ("compile", "compile scoring for this machine, once, at low priority", _add_pool),
         ("train", "train draft heads for a pool's target, see docs/training.md", _train),
-        ("evaluate", "measure a pool's drafters on prompts, domain by domain", _evaluate),
+        ("evaluate", "measure drafters or selectors on prompts, domain by domain", _evaluate),
     ):
         fill(commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:], parents=[shared]))
     return top
@@ -127,6 +127,8 @@ def _generate(p: argparse.ArgumentParser) -> None:
     _add_sampling(p)
     _add_pool(p)
     p.add_argument("--check", action="store_true", help="decode plainly, too, and compare (exit code 3: different)")
+    _add_estimates(p)
+    p.add_argument("--rerun", action="store_true", help="then let every arm write the answer alone, for the regret")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     _add_db(p)
     p.add_argument("--no-db", action="store_true", help="do not store the run")
@@ -140,6 +142,13 @@ def _add_sampling(p: argparse.ArgumentParser) -> None:
     p.add_argument("--repetition-penalty", type=float, default=1.0, help="as CTRL defines it; 1 is off")
     p.add_argument("--frequency-penalty", type=float, default=0.0, help="as OpenAI defines it; 0 is off")
     p.add_argument("--presence-penalty", type=float, default=0.0, help="as OpenAI defines it; 0 is off")
+
+
+def _add_estimates(p: argparse.ArgumentParser) -> None:
+    text = "evaluate all arms for the regret, whatever the selector asks, outside of the measured time"
+    p.add_argument("--shadow", action="store_true", help=text)
+    text = "correct estimates of arms by what drafts realise (default)"
+    p.add_argument("--calibrate", action=argparse.BooleanOptionalAction, default=True, help=text)
 
 
 def _add_pool(p: argparse.ArgumentParser) -> None:
@@ -238,15 +247,38 @@ def _train(p: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(p: argparse.ArgumentParser) -> None:
-    _add_pool(p)
-    p.add_argument("--prompts", nargs="+", metavar="FILE", help="JSON lines (default: those that come with specdemo)")
-    p.add_argument("--arm", action="append", help="repeatable; default: all arms of the pool")
-    p.add_argument("--k", type=int, default=5, help="draft length (default 5)")
-    p.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default 128)")
-    p.add_argument("--per-domain", type=int, metavar="N", help="only the first prompts of each domain")
-    p.add_argument("--out", required=True, metavar="FOLDER", help="answers and results; goes on where it was")
-    p.add_argument("--publish", metavar="ROOT", help="write docs/results, assets/strengths and the heads' cards there")
-    p.add_argument("--json", action="store_true", help="print the table as JSON")
+    """What can be evaluated."""
+    kinds = p.add_subparsers(dest="what", required=True, metavar="WHAT")
+
+    def kind(name: str, summary: str) -> argparse.ArgumentParser:
+        q = kinds.add_parser(name, help=summary, description=summary[0].upper() + summary[1:])
+        _add_pool(q)
+        q.add_argument("--prompts", nargs="+", metavar="FILE", help="JSON lines with prompt, or turns (default: ours)")
+        q.add_argument("--k", type=int, default=5, help="longest draft (default 5)")
+        q.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default 128)")
+        q.add_argument("--per-domain", type=int, metavar="N", help="only the first prompts of each domain")
+        q.add_argument("--json", action="store_true", help="print the table as JSON")
+        return q
+
+    q = kind("drafters", "how well each drafter drafts along the target's greedy answers")
+    q.add_argument("--arm", action="append", help="repeatable; default: all arms of the pool")
+    q.add_argument("--out", required=True, metavar="FOLDER", help="answers and results; goes on where it was")
+    q.add_argument("--publish", metavar="ROOT", help="write docs/results, assets/strengths and the heads' cards there")
+    q = kind("selectors", "selectors against one another, prompt by prompt; goes on where it was")
+    q.add_argument("--selectors", default="none,fixed,hedgespec", metavar="A,B", help="NAME or NAME:OPTION=VALUE:...")
+    q.add_argument("--baseline", metavar="A", help="what ratios are against (default: the first selector)")
+    _add_estimates(q)
+    _add_runs(q)
+    q = kind("ledger", "estimated rounds of every drafter against really run ones; goes on where it was")
+    q.add_argument("--writer", default="random", metavar="A", help="selector that writes the text (default random)")
+    _add_runs(q)
+
+
+def _add_runs(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="one or more (default 0)")
+    _add_sampling(p)
+    p.add_argument("--out", metavar="FOLDER", help="write the table there, and what it is made of")
+    _add_db(p)
 
 
 def request(args: argparse.Namespace) -> Request:
@@ -266,19 +298,21 @@ def request(args: argparse.Namespace) -> Request:
             messages=messages,
             prompt=prompt if args.raw else None,
             selector=args.selector,
-            options=dict(_option(text) for text in args.option),
+            options=dict(option(text) for text in args.option),
             k=args.k,
             max_new_tokens=args.max_new_tokens,
             sampling=sampling,
             seed=args.seed,
             stop=tuple(args.stop),
             ignore_eos=args.ignore_eos,
+            calibrate=args.calibrate,
+            shadow=args.shadow,
         )
     except SpecdemoError as error:
         raise UsageError(str(error)) from error
 
 
-def _option(text: str) -> tuple[str, Any]:
+def option(text: str) -> tuple[str, Any]:
     """ "name=value", the value as JSON if it is JSON ("true", "0.5"), else as text."""
     name, equals, value = text.partition("=")
     if not equals or not name:

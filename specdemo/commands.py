@@ -7,23 +7,20 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from specdemo.cli import DIFFERENT, INTERRUPTED, OK, UsageError, request
-from specdemo.models import shipped
 from specdemo.pools import load_pool, pool_names, read_pool
 from specdemo.types import Pool, Request, Round, SpecdemoError
 
 if TYPE_CHECKING:
-    from specdemo.evaluation.replay import Prompt
     from specdemo.store import Store
     from specdemo.target import HFTarget
 
 Json = dict[str, Any]
-DOMAIN_FILES = ("code", "maths", "sql", "translation", "summarisation", "rag", "science", "chat", "questions")
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -36,6 +33,8 @@ def serve(args: argparse.Namespace) -> int:
 
 def generate(args: argparse.Namespace) -> int:
     """Answer one prompt: the text as it is written, or one JSON object."""
+    from specdemo.evaluation.ledger import text_table
+
     asked = request(args)
     _precheck(asked, args.pool)
     pool = load_pool(args.pool, args.dtype, args.device, args.compile)
@@ -48,12 +47,17 @@ def generate(args: argparse.Namespace) -> int:
                     print(piece, end="", flush=True)
         if args.check and not answer.interrupted:
             answer.compare()
+        if args.rerun and not answer.interrupted:
+            answer.rerun()
     finally:
         result = answer.result(args.check)
         if store:
             store.close()
     print(json.dumps(result) if args.json else "", flush=True)
-    _note(_summary(result))
+    if not args.json:
+        for ledger in answer.regret.values():
+            note(text_table(ledger))
+    note(_summary(result))
     if answer.interrupted:
         return INTERRUPTED
     return DIFFERENT if args.check and result["check"]["identical"] is False else OK
@@ -82,6 +86,7 @@ class _Answer:
         self.rounds: list[Round] = []
         self.interrupted = False
         self.check: Json | None = None
+        self.reruns: Json = {}
         self.run_id = store.start_run(None, asked, pool.name, provenance(pool.info)) if store else None
 
     def pieces(self) -> Generator[str, None, None]:
@@ -108,10 +113,27 @@ class _Answer:
         """Decode plainly, too."""
         from specdemo.check import check
 
-        _note("decoding plainly to compare ...")
+        note("decoding plainly to compare ...")
         self.check = check(self.asked, self.pool, self.rounds)
         if self.store and self.run_id:
             self.store.set_check(self.run_id, self.check)
+
+    def rerun(self) -> None:
+        """Let every arm write the answer alone."""
+        from specdemo.evaluation.rerun import rerun
+
+        note("running every arm alone ...")
+        self.reruns = {"rerun": rerun(self.asked, self.pool, self.rounds)}
+        if self.store and self.run_id:
+            self.store.set_regret(self.run_id, self.regret)
+
+    @property
+    def regret(self) -> Json:
+        """Rounds against those of every fixed arm: "estimated", if arms were evaluated, and "rerun", if wanted."""
+        from specdemo.evaluation.ledger import estimated
+
+        known = estimated(self.rounds)
+        return {**({"estimated": known} if known else {}), **self.reruns}
 
     def result(self, checked: bool) -> Json:
         """Everything there is to say, JSON-able."""
@@ -129,6 +151,7 @@ class _Answer:
             "prompt_tokens": start.prompt_tokens if start else None,
             "rows": start.rows if start else None,
             **({"check": self.check} if checked else {}),
+            **({"regret": self.regret} if self.regret else {}),
             "compile_note": getattr(self.pool.target, "compile_note", ""),  # why it ran without, though asked for
             **{key: self.pool.info.get(key) for key in ("dtype", "device", "threads", "compile", "target", "hash")},
         }
@@ -137,7 +160,7 @@ class _Answer:
         """The run's id if it is in the database; says so if it is not."""
         if self.store is None or (self.store.flush() and self.store.problem is None):
             return self.run_id
-        _note(f"the run was not stored: {self.store.problem or 'the database does not answer.'}")
+        note(f"the run was not stored: {self.store.problem or 'the database does not answer.'}")
         return None
 
 
@@ -253,7 +276,7 @@ def bench(args: argparse.Namespace) -> int:
     if min(args.rows, args.repeats, args.tokens) < 1:
         raise UsageError("--rows, --repeats and --tokens must be at least 1.")
     pool = load_pool(args.pool, args.dtype, args.device, args.compile)
-    _note("measuring; other work on this machine spoils the numbers ...")
+    note("measuring; other work on this machine spoils the numbers ...")
     measured = run_bench(cast("HFTarget", pool.target), range(1, args.rows + 1), args.repeats, args.tokens)
     if pool.arms:
         measured["drafting"] = drafting_costs(pool, repeats=args.repeats)
@@ -269,18 +292,19 @@ def compile(args: argparse.Namespace) -> int:
     waited = target.warm_up(1, 64)
     if target.compile_note:
         raise SpecdemoError(target.compile_note)
-    _note(f"{target.name} is scored through compiled code on this machine; loading it takes {waited / 1000:.0f} s.")
+    note(f"{target.name} is scored through compiled code on this machine; loading it takes {waited / 1000:.0f} s.")
     return OK
 
 
 def train(args: argparse.Namespace) -> int:
     """One step of training, see docs/training.md."""
+    from specdemo.evaluate import read as read_files
     from specdemo.training import distil, features, prompts, recipes
     from specdemo.training.heads import Recipe
 
     target = cast("HFTarget", load_pool(args.pool, args.dtype, args.device, args.compile, arms=False).target)
     if args.step == "distil":
-        given = None if args.prompts is None else [row.prompt for row in _prompts([args.prompts])]
+        given = None if args.prompts is None else [row.prompt for row in read_files([args.prompts])]
         for domain in args.domain or prompts.DOMAINS:
             distil.distil(domain, args.count, target, Path(args.corpus), given, args.batch, args.seed)
         return OK
@@ -299,44 +323,12 @@ def train(args: argparse.Namespace) -> int:
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """Walk every drafter of a pool along the target's answers; acceptance lengths by domain."""
-    from specdemo.bench import verify_curve
-    from specdemo.evaluation import measure, table
-    from specdemo.evaluation.publish import publish
+    """Measure drafters, selectors or estimates."""
+    from specdemo import evaluate as measure
 
-    pool = load_pool(args.pool, args.dtype, args.device, args.compile)
-    unknown = set(args.arm or ()) - {arm.name for arm in pool.arms}
-    if unknown:
-        raise UsageError(f"The pool {pool.name} has no arm {', '.join(sorted(unknown))}.")
-    files = args.prompts or sorted(path for path in shipped("data").glob("*.jsonl") if path.stem in DOMAIN_FILES)
-    asked = measure.first_of_each(_prompts(files), args.per_domain)
-    rows = measure.evaluate(pool, asked, args.arm, args.k, args.max_new_tokens, Path(args.out))
-    if args.publish:
-        forward_ms = verify_curve(cast("HFTarget", pool.target), [args.k + 1], 10)[0]["median_ms"]
-        for path in publish(Path(args.publish), read_pool(args.pool), rows, args.k, forward_ms):
-            _note(f"wrote {path}")
-    if args.json:
-        print(
-            json.dumps(
-                {"length": table.heat_map(rows, table.lengths), "agreement": table.heat_map(rows, table.agreement)}
-            )
-        )
-    else:
-        print("Mean acceptance length:\n\n" + table.markdown(table.heat_map(rows, table.lengths)))
-        print("\nAgreement of the first drafted token:\n\n" + table.markdown(table.heat_map(rows, table.agreement)))
-    return OK
+    return int(getattr(measure, args.what)(args))
 
 
-def _prompts(files: Sequence[str | Path]) -> list[Prompt]:
-    from specdemo.evaluation.replay import read_prompts
-
-    try:
-        return [row for file in files for row in read_prompts(Path(file))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"The prompts cannot be read ({error}). A file has a JSON object with id, domain and prompt a line."
-        ) from error
-
-
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """A line for people, on standard error."""
     print(f"specdemo: {text}", file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,13 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdemo.feedback import Floats, divergence, likelihood_ratio, overlap
+from specdemo.feedback import divergence
 from specdemo.limits import cut
 from specdemo.sampling import Dice, Warp
 from specdemo.selectors import make_selector
 from specdemo.target import fixed_rows
+from specdemo.team import Draft, Evaluation, Features, Judged, Team
 from specdemo.text import TextStream
+from specdemo.times import Clock
 from specdemo.types import (
+    Arm,
     DraftContext,
     Drafter,
     Finish,
@@ -70,46 +72,72 @@ class _Run:
             )
         self.finish: Finish | None = None if self.budget else "length"
         dice, choices = np.random.SeedSequence(request.seed).spawn(2)
-        self.dice = Dice(dice)
-        self.arms = pool.arms if request.k and request.selector != "none" else ()
-        self.lengths = [min(request.k, arm.k or request.k) for arm in self.arms]
-        self.selector = make_selector(
-            request.selector, [a.name for a in self.arms], self.lengths, np.random.default_rng(choices), request.options
-        )
+        self.dice, self.times = Dice(dice), pool.times
+        drafting = pool.arms if request.k else ()
+        self.arms = drafting if request.selector != "none" else ()
+        self.lengths = self._lengths(self.arms)
+        names, rng = [arm.name for arm in self.arms], np.random.default_rng(choices)
+        self.selector = make_selector(request.selector, names, self.lengths, rng, request.options)
+        self.full = self.selector.information == "full"
         self.text = TextStream(target.tokenizer.decode, request.stop)
-        self.index, self.at_ms = 0, 0.0
-        self._open(pool)
+        self.index, self.at_ms, self.realised = 0, 0.0, tuple[float, ...]()
+        self._open(pool, drafting)
 
-    def _open(self, pool: Pool) -> None:
+    def _open(self, pool: Pool, drafting: Sequence[Arm]) -> None:
         """Read the prompt: the target, and the drafters if the selector wants all of them level from the start."""
-        clock = _Clock()
-        capacity = self.prompt_tokens + min(self.room, self.budget)
+        clock = Clock()
+        self.capacity = self.prompt_tokens + min(self.room, self.budget)
         self.warp = Warp(self.request.sampling, self.prompt_tokens)
-        largest = max([self.request.k, *(arm.nodes for arm in pool.arms if self.request.k)])  # plain decoding, too
-        self.session = pool.target.session(capacity, fixed_rows(largest + 1))
+        largest = max([self.request.k, *(arm.nodes for arm in drafting)])  # plain decoding, too
+        self.session = pool.target.session(self.capacity, fixed_rows(largest + 1))
         self.session.prefill(self.context)
-        self.features = _Features(capacity, self.session.hidden)
-        start = DraftContext(self.request.memory, self.warp, capacity)
-        self.drafters = [arm.start(start) for arm in self.arms]
-        self.seen = [0 for _ in self.arms]  # how much of the context each drafter has processed
-        if self.selector.information == "full":
-            for arm in range(len(self.arms)):
-                self._level(arm)
+        self.features = Features(self.capacity, self.session.hidden)
+        self.team = self._team(self.arms, judged=self.full)
+        if self.full:
+            self._measure()
+        prefill_ms = clock.lap() - self.session.compile_ms
+        self.shadow = self._team(drafting, judged=True) if self.request.shadow and not self.full else None
+        judged = self.arms if self.full else drafting if self.shadow else ()
+        lengths, families = self._lengths(judged), tuple(arm.family for arm in judged)
+        self.evaluation = Evaluation(lengths, families, self.request.calibrate) if judged else None
+        names = tuple(arm.name for arm in self.arms)
         self.start: Start | None = Start(
             prompt_tokens=self.prompt_tokens,
-            prefill_ms=max(0.0, clock.lap() - self.session.compile_ms),
+            prefill_ms=max(0.0, prefill_ms),
             compile_ms=self.session.compile_ms,
             rows=self.session.rows,
-            arms=tuple(a.name for a in self.arms),
-            drafters=tuple(a.name for a in self.arms),
+            arms=names,
+            drafters=names,
+            evaluated=tuple(arm.name for arm in judged),
+            lengths=tuple(lengths),
+            families=families,
+            shadow_ms=clock.lap(),
         )
+
+    def _lengths(self, arms: Sequence[Arm]) -> list[int]:
+        return [min(self.request.k, arm.k or self.request.k) for arm in arms]
+
+    def _team(self, arms: Sequence[Arm], judged: bool) -> Team:
+        """Drafters of their own for every team; those that are to be judged read the prompt at once."""
+        start = DraftContext(self.request.memory, self.warp, self.capacity)
+        team = Team([arm.start(start) for arm in arms], self.context, self.features, judged)
+        for arm in range(len(arms) if judged else 0):
+            team.level(arm)
+        return team
+
+    def _measure(self) -> None:
+        """Let arms draft whose times nobody knows yet: what they cost belongs to the first choice."""
+        for i, (arm, length) in enumerate(zip(self.arms, self.lengths, strict=True)):
+            if self.times.unknown(arm.name):
+                for k, tries in ((1, 1), (1, 2), (length, 1)):  # the first one warms up
+                    self.times.drafted(arm.name, k, min(self.team.draft_ms(i, k) for _ in range(tries)))
 
     def round(self) -> Round:
         """One round: the algorithm on one screen."""
-        clock = _Clock()
+        clock = Clock()
         arm = self.selector.choose()
-        k = 0 if arm == PLAIN else max(0, min(self.lengths[arm], self.budget - 1, self.room - 1))
-        proposal = self._propose(arm, k)
+        k = self._draft_length(arm)
+        read_ms, proposal = self._propose(arm, k, clock)
         draft_ms = clock.lap()
 
         logits = self.warp.penalised(self.session.score(proposal), self._contexts(proposal))
@@ -119,11 +147,15 @@ class _Run:
         verify_ms = clock.lap()
 
         rows = [node + 1 for node in (PLAIN, *verdict.path)[: len(tokens)]]
-        verified = Verified(tokens, p[rows], self.features.append(self.session.hidden, rows))
-        self._feed_back(arm, k, proposal, p, verified, drafted)
+        block = self._grow(tokens, p[rows], rows)
+        if k:
+            self.times.drafted(self.arms[arm].name, k, draft_ms)
+        self.times.verified(proposal.parents is not None, verify_ms)
+        draft = Draft(arm, k, len(self.context) - len(tokens), proposal, p, verdict.path, tokens, drafted)
+        judged = self._feed_back(draft)
         feedback_ms = clock.lap()
 
-        for drafter in self._learners(arm):
+        for drafter, verified in self._learners(arm, block, judged):
             drafter.observe(verified)
         learn_ms = clock.lap()
 
@@ -144,30 +176,34 @@ class _Run:
             p=_at(shown[rows], tokens),
             pieces=self.text.release(finish=self.finish is not None),
             finish=self.finish,
-            draft_ms=draft_ms,
+            draft_ms=read_ms + draft_ms,
             verify_ms=verify_ms,
             feedback_ms=feedback_ms,
             learn_ms=learn_ms,
-            other_ms=clock.lap(),
-            at_ms=self.at_ms + clock.total(),
             snapshot=self.selector.snapshot(),
             start=self.start,
+            other_ms=clock.lap(),
+            at_ms=self.at_ms + clock.total(),
         )
+        result = self._look_on(result, draft, judged, clock)
+        self.times.ended(learn_ms, result.other_ms)
         self.index, self.at_ms, self.start = self.index + 1, result.at_ms, None
         return result
 
-    def _propose(self, arm: int, k: int) -> Proposal:
-        if not k:
-            return Proposal(())
-        self._level(arm)
-        return self.drafters[arm].propose(k, self.dice)
+    def _draft_length(self, arm: int) -> int:
+        """What the selector wants, as far as the arm, the budget and the window allow."""
+        if arm == PLAIN:
+            return 0
+        return max(0, min(self.selector.draft_length(arm), self.lengths[arm], self.budget - 1, self.room - 1))
 
-    def _level(self, arm: int) -> None:
-        """Let a drafter process what it has not seen."""
-        seen = self.seen[arm]
-        if seen < len(self.context):
-            self.drafters[arm].catch_up(Verified(tuple(self.context[seen:]), features=self.features.since(seen)))
-            self.seen[arm] = len(self.context)
+    def _propose(self, arm: int, k: int, clock: Clock) -> tuple[float, Proposal]:
+        """Time of reading what the arm has not seen, and its draft."""
+        if not k:
+            return 0.0, Proposal(())
+        self.team.level(arm)
+        read_ms = clock.lap()
+        self.times.caught_up(self.arms[arm].name, read_ms)
+        return read_ms, self.team.drafters[arm].propose(k, self.dice)
 
     def _commit(self, proposal: Proposal, verdict: Verdict) -> tuple[tuple[int, ...], int, int]:
         """Cut the block and commit it. Returns its tokens, how many drafts were accepted, and how many count."""
@@ -183,33 +219,56 @@ class _Run:
         accepted = len(tokens) - 1  # the token a block is cut at stands in for the bonus token, see types.py
         return tokens, accepted, accepted if len(tokens) < len(block) else len(proposal.tokens)
 
-    def _feed_back(self, arm: int, k: int, proposal: Proposal, p: Tensor, verified: Verified, drafted: int) -> None:
-        """Tell the selector what its information structure entitles it to."""
-        feedback = RoundFeedback(arm, drafted, len(verified.tokens) - 1)
-        if self.selector.information == "full":
-            acceptance, ratio = self._counterfactuals(verified)
-            feedback = replace(feedback, acceptance=acceptance, ratio=ratio)
-            self.seen = [len(self.context) for _ in self.arms]
+    def _grow(self, tokens: tuple[int, ...], p: Tensor, rows: Sequence[int]) -> Verified:
+        """Tell the teams that the context has grown by these tokens, which came from ``rows`` of the last forward."""
+        self.features.append(self.session.hidden, rows)
+        for team in (self.team, self.shadow):
+            if team:
+                team.committed(p)
+        return Verified(tokens, p, self.features.since(len(self.context) - len(tokens)))
+
+    def _feed_back(self, draft: Draft) -> Judged | None:
+        """Tell the selector what its information structure entitles it to; returns what all arms would have done."""
+        feedback, judged = RoundFeedback(draft.arm, draft.drafted, len(draft.tokens) - 1), None
+        if self.full and self.evaluation:
+            self.realised = self.evaluation.drafted(draft)
+            if self.selector.due() or self.finish:
+                judged = self._judge(self.evaluation)
+                feedback = replace(feedback, acceptance=judged.acceptance, ratio=judged.ratio)
+            feedback = replace(
+                feedback,
+                calibration=self.evaluation.calibration.factors() if self.request.calibrate else None,
+                round_ms=self.times.round_ms([(arm.name, arm.nodes > 0) for arm in self.arms], max(self.lengths)),
+                feedback_ms=self.times.evaluation.value,
+            )
         if self.selector.information == "bandit":
-            if not k:
-                return  # the budget left no room for a draft: the arm was not tried
-            feedback = replace(feedback, divergence=divergence(proposal, p, k))
+            if not draft.k:
+                return None  # the budget left no room for a draft: the arm was not tried
+            feedback = replace(feedback, divergence=divergence(draft.proposal, draft.p, draft.k))
         self.selector.update(feedback)
+        return judged
 
-    def _counterfactuals(self, verified: Verified) -> tuple[Floats, Floats]:
-        """Every drafter catches up; what it would have proposed gives its acceptance a and its ratio r."""
-        a, r = np.zeros((2, len(verified.tokens), len(self.arms)))
-        for i, drafter in enumerate(self.drafters):
-            rows = drafter.catch_up(verified)
-            if rows is not None:
-                a[:, i], r[:, i] = overlap(verified, rows), likelihood_ratio(verified, rows)
-        return a, r
+    def _judge(self, evaluation: Evaluation) -> Judged:
+        """All arms read what they have not seen."""
+        clock = Clock()
+        judged = evaluation.judge(self.team)
+        self.times.evaluated(clock.lap())
+        return judged
 
-    def _learners(self, arm: int) -> list[Drafter]:
-        """Drafters that have processed everything before this block: all of them, or the one that drafted."""
-        if self.selector.information == "full":
-            return self.drafters
-        return self.drafters[arm : arm + 1] if arm != PLAIN else []
+    def _look_on(self, result: Round, draft: Draft, judged: Judged | None, clock: Clock) -> Round:
+        """For display and regret: what the selector was told, or what the shadow finds out by itself."""
+        realised = self.realised
+        if self.shadow and self.evaluation:
+            realised = self.evaluation.drafted(draft)
+            judged = self.evaluation.judge(self.shadow)
+        evaluated = judged.report() if judged else None
+        return replace(result, realised=realised, evaluated=evaluated, shadow_ms=clock.lap())
+
+    def _learners(self, arm: int, block: Verified, judged: Judged | None) -> list[tuple[Drafter, Verified]]:
+        """Who may learn from what: everybody from what was judged, else the drafter that drafted from its block."""
+        if self.full:
+            return [(drafter, judged.text) for drafter in self.team.drafters] if judged else []
+        return [(self.team.drafters[arm], block)] if arm != PLAIN else []
 
     def _contexts(self, proposal: Proposal) -> list[list[int]]:
         """The token ids before each row; left out when no transform looks back."""
@@ -219,46 +278,6 @@ class _Run:
         for i, token in enumerate(proposal.tokens):
             contexts.append([*contexts[proposal.parent(i) + 1], token])
         return contexts
-
-
-class _Features:
-    """The target's hidden states that each token of the context was predicted from, if any drafter reads them."""
-
-    def __init__(self, capacity: int, prompt: Tensor | None) -> None:
-        self.rows: Tensor | None = None
-        self.length = 0
-        if prompt is not None:
-            self.length = len(prompt) + 1  # nothing comes before the first token
-            self.rows = prompt.new_zeros(max(capacity, self.length), prompt.shape[-1])
-            self.rows[1 : self.length] = prompt
-
-    def append(self, hidden: Tensor | None, rows: Sequence[int]) -> Tensor | None:
-        """Keep those of newly committed tokens, which came from ``rows`` of the last forward."""
-        if self.rows is None or hidden is None:
-            return None
-        start, self.length = self.length, self.length + len(rows)
-        self.rows[start : self.length] = hidden[rows]
-        return self.rows[start : self.length]
-
-    def since(self, position: int) -> Tensor | None:
-        """Those of the tokens from ``position`` on."""
-        return None if self.rows is None else self.rows[position : self.length]
-
-
-class _Clock:
-    """Milliseconds. Every lap ends in a read of device results, so no work is still in flight when it is taken."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        """Time since the last lap."""
-        last, self._last = self._last, time.perf_counter()
-        return 1000 * (self._last - last)
-
-    def total(self) -> float:
-        """Time from the start to the last lap."""
-        return 1000 * (self._last - self._start)
 
 
 def _at(p: Tensor, tokens: Sequence[int]) -> tuple[float, ...]:

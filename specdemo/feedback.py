@@ -7,12 +7,15 @@ p and q are laws after sampling transforms; at temperature 0 both are one-hot an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specdemo.types import Proposal, Rows, Verified
+from specdemo.verify import draft_law, residual
 
 Floats = NDArray[np.float64]
 
@@ -33,11 +36,43 @@ def divergence(proposal: Proposal, p: Tensor, k: int) -> float:
     return float(overlap(before, rows).sum()) / max(k, n)
 
 
+def draft_acceptance(proposal: Proposal, p: Tensor, path: Sequence[int]) -> Floats:
+    """[n] probability that a draft was accepted at each depth of the path it took, up to where none was.
+
+    One child drawn from q: 1 - TV(p, q). Several: tried in order, each against what the ones before left of p, which
+    for point masses adds up to the mass of p on the children.
+
+    Args:
+        p: [drafted + 1, V] target laws, row i + 1 after draft token i. ``path``: accepted tokens, root first.
+    """
+    chances = []
+    for node in (-1, *path):
+        children = [i for i in range(len(proposal.tokens)) if proposal.parent(i) == node]
+        if not children:
+            break
+        chances.append(_any_accepted(proposal, p[node + 1], children))
+    return torch.stack(chances).double().clamp(max=1).cpu().numpy() if chances else np.zeros(0)
+
+
+def _any_accepted(proposal: Proposal, law: Tensor, children: list[int]) -> Tensor:
+    if proposal.probs is None:
+        return law[[proposal.tokens[i] for i in children]].sum()
+    rejected = law.new_ones(())
+    for i in children:
+        q = draft_law(proposal, i, law)
+        rejected = rejected * (1 - torch.minimum(law, q).sum())
+        law = residual(law, q) if len(children) > 1 else law
+    return 1 - rejected
+
+
 def overlap(verified: Verified, rows: Rows) -> Floats:
-    """[n] a = sum_v min(p, q) at each position. Point masses: p of the token, 0 where nothing was proposed."""
+    """[n] a = sum_v min(p, q) at each position. Point masses: p of the token, 0 where nothing was proposed. Trees: p of
+    all children together (HedgeSpec arXiv 2510.20064, Theorem 2)."""
     p = verified.probs
     assert p is not None
-    if rows.tokens is not None:
+    if rows.children is not None:
+        a = p.gather(1, rows.children).sum(-1)
+    elif rows.tokens is not None:
         tokens = torch.tensor(rows.tokens, device=p.device)
         a = p.gather(1, tokens.clamp_min(0)[:, None])[:, 0] * (tokens >= 0)
     else:
@@ -47,12 +82,14 @@ def overlap(verified: Verified, rows: Rows) -> Floats:
 
 
 def likelihood_ratio(verified: Verified, rows: Rows) -> Floats:
-    """[n] r = min(1, q(x) / p(x)) at each committed token x."""
+    """[n] r = min(1, q(x) / p(x)) at each committed token x. Trees: 1 if it is among the children."""
     p = verified.probs
     assert p is not None
     x = torch.tensor(verified.tokens, device=p.device)[:, None]
     px = p.gather(1, x)[:, 0]
-    if rows.tokens is not None:  # q(x) = 1 if it is the proposed token
+    if rows.children is not None:
+        q = (rows.children == x).any(-1)
+    elif rows.tokens is not None:  # q(x) = 1 if it is the proposed token
         q = (torch.tensor(rows.tokens, device=p.device)[:, None] == x)[:, 0]
     elif rows.vocab is None:
         assert rows.probs is not None

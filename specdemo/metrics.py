@@ -153,12 +153,14 @@ def switches(rounds: Sequence[Round]) -> int:
 
 def timings(rounds: Sequence[Round]) -> dict[str, float]:
     """Milliseconds: each phase summed over the rounds; ``total_ms`` is the wall time from the start of the first round
-    to the end of the last, so ``prefill_ms`` and ``compile_ms`` come on top of it."""
+    to the end of the last, so ``prefill_ms``, ``compile_ms`` and ``shadow_ms`` (all that was done for display and
+    regret only) come on top of it."""
     start = rounds[0].start if rounds else None
     return {
         "prefill_ms": start.prefill_ms if start else 0.0,
         "compile_ms": start.compile_ms if start else 0.0,
         **{phase: sum(getattr(r, phase) for r in rounds) for phase in _PHASES},
+        "shadow_ms": (start.shadow_ms if start else 0.0) + sum(r.shadow_ms for r in rounds),
         "total_ms": rounds[-1].at_ms if rounds else 0.0,
     }
 

@@ -122,6 +122,24 @@ class NewerSchema(Exception):
     """The file was written by a later version of specdemo."""
 
 
+ADDED = (
+    "rounds ADD COLUMN shadow_ms REAL NOT NULL DEFAULT 0",  # spent for display and regret only; part of nothing else
+    "rounds ADD COLUMN realised TEXT",  # JSON: probability that the draft was accepted at each depth
+    "rounds ADD COLUMN evaluated TEXT",  # JSON: what all arms would have done, if they were evaluated in this round
+    "runs ADD COLUMN regret TEXT",  # JSON: rounds against every fixed arm, see evaluation/ledger.py
+    "runs ADD COLUMN item TEXT",  # of an evaluation: stable id of prompt, selector, seed and settings
+    "runs ADD COLUMN turn INTEGER",  # of the item's conversation, from 0
+)
+
+
+@migrations()  # type: ignore[untyped-decorator]
+def m002_evaluations(db: Database) -> None:
+    """What all arms would have done, and runs that belong to an evaluation."""
+    for column in ADDED:
+        db.execute(f"ALTER TABLE {column}")
+    db.execute("CREATE INDEX runs_item ON runs(item) WHERE item IS NOT NULL")
+
+
 def migrate(db: Database) -> None:
     """Bring the file to this version's schema: create it, or apply what is missing. Safe between processes.
 

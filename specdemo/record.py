@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from specdemo.evaluation.ledger import estimated
 from specdemo.metrics import summarise
 from specdemo.store import Status, Store
 from specdemo.types import Round, SpecdemoError
@@ -59,3 +60,6 @@ def _finish(store: Store, run_id: str, seen: list[Round], status: Status, error:
     if status != "done" and not seen:
         summary = replace(summary, finish_reason=None)
     store.finish_run(run_id, status, summary, error)
+    regret = estimated(seen)
+    if regret:
+        store.set_regret(run_id, {"estimated": regret})

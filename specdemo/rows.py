@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from specdemo.metrics import RunSummary
-from specdemo.types import Message, Request, Round, Sampling, Snapshot, Start
+from specdemo.types import Evaluated, Message, Request, Round, Sampling, Snapshot, Start
 
 Row = Mapping[str, Any]
 _SAME = (
@@ -27,6 +27,7 @@ _SAME = (
     "learn_ms",
     "other_ms",
     "at_ms",
+    "shadow_ms",
 )
 _JSON = ("draft", "draft_p", "draft_q", "path")
 
@@ -114,6 +115,8 @@ def _round_row(run: str, r: Round) -> Row:
         "parents": None if r.parents is None else dumps(r.parents),
         "kind": r.snapshot.kind,
         "start": None if r.start is None else dumps(r.start),
+        "realised": dumps(r.realised) if r.realised else None,
+        "evaluated": None if r.evaluated is None else dumps(r.evaluated),
     }
 
 
@@ -179,7 +182,7 @@ def rounds_from(rounds: Iterable[Row], arms: Iterable[Row], tokens: Iterable[Row
 
 
 def _round(row: Row, arms: Sequence[Row], tokens: Sequence[Row], pieces: tuple[str, ...]) -> Round:
-    plain: dict[str, Any] = {name: row[name] for name in _SAME}
+    plain: dict[str, Any] = {name: row[name] for name in _SAME if name in row}  # an older file has fewer
     lists: dict[str, Any] = {name: tuple(json.loads(row[name])) for name in _JSON}
     return Round(
         index=row["round"],
@@ -191,6 +194,8 @@ def _round(row: Row, arms: Sequence[Row], tokens: Sequence[Row], pieces: tuple[s
         pieces=pieces,
         snapshot=Snapshot(row["kind"], *(tuple(a[name] for a in arms) for name in ("value", "estimate", "loss"))),
         start=_start(row["start"]),
+        realised=tuple(json.loads(row.get("realised") or "[]")),
+        evaluated=_evaluated(row.get("evaluated")),
     )
 
 
@@ -201,5 +206,14 @@ def _tuple(text: str | None) -> tuple[int, ...] | None:
 def _start(text: str | None) -> Start | None:
     if text is None:
         return None
-    d = json.loads(text)
-    return Start(**{**d, "arms": tuple(d["arms"]), "drafters": tuple(d["drafters"])})
+    return Start(**_with_tuples(text))
+
+
+def _evaluated(text: str | None) -> Evaluated | None:
+    if text is None:
+        return None
+    return Evaluated(**{name: tuple(map(tuple, matrix)) for name, matrix in json.loads(text).items()})
+
+
+def _with_tuples(text: str) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}

@@ -11,7 +11,7 @@ import atexit
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -25,11 +25,11 @@ from sqlite_utils import Database
 
 from specdemo import rows
 from specdemo.metrics import RunSummary
-from specdemo.migrations import migrate
 from specdemo.owner import living, new_id
+from specdemo.reading import reader
 from specdemo.rows import Change, Row
 from specdemo.types import Request, Round, SpecdemoError, Start
-from specdemo.writer import BUSY, Event, Writer, explain
+from specdemo.writer import Event, Writer, explain
 
 Status = Literal["running", "done", "stopped", "error", "interrupted"]
 LIMIT = 10_000  # events kept in memory while nothing can be written; a round takes about 5 kB
@@ -77,6 +77,7 @@ class StoredRun:
     lost_rounds: int
     check: dict[str, Any] | None
     baseline: dict[str, Any] | None
+    regret: dict[str, Any] | None
 
 
 @dataclass(slots=True)
@@ -118,11 +119,21 @@ class Store:
         self._writer.put(Event(partial(Change, {"sessions": [row]}), _nothing))
         return session
 
-    def start_run(self, session_id: str | None, request: Request, pool_name: str, info: Mapping[str, Any]) -> str:
-        """Id of a new run. ``info`` is :func:`specdemo.provenance.provenance`'s: JSON-able."""
+    def start_run(
+        self,
+        session_id: str | None,
+        request: Request,
+        pool_name: str,
+        info: Mapping[str, Any],
+        item: str | None = None,
+        turn: int | None = None,
+    ) -> str:
+        """Id of a new run. ``info`` is :func:`specdemo.provenance.provenance`'s: JSON-able. ``item``, ``turn``: of an
+        evaluation."""
         run = new_id()
         columns = {"id": run, "session_id": session_id, "status": "running", "owner": self._writer.owner.id}
-        row = {**columns, "started_at": _now(), **rows.run_row(request, pool_name, info)}
+        known = rows.run_row(request, pool_name, info)
+        row = {**columns, "item": item, "turn": turn, "started_at": _now(), **known}
         with self._lock:
             self._open[run] = _Open(row)
         self._writer.put(Event(partial(Change, {"runs": [row]}), _nothing))
@@ -161,6 +172,10 @@ class Store:
         """Plain decoding as measured with the run (its speed, at least), JSON-able."""
         self._set(run_id, "baseline", result)
 
+    def set_regret(self, run_id: str, result: Mapping[str, Any]) -> None:
+        """Rounds of the run against those of every fixed arm (:mod:`specdemo.evaluation.ledger`), JSON-able."""
+        self._set(run_id, "regret", result)
+
     def _set(self, run_id: str, column: str, result: Mapping[str, Any]) -> None:
         text = rows.dumps(result)
         self._writer.put(Event(lambda: _update(run_id, {column: text}), _nothing), urgent=True)
@@ -194,6 +209,17 @@ class Store:
             found = list(db.query(sql, {"id": run_id, "alive": alive}))
             return _stored(db, found[0]) if found else None
 
+    def load_item(self, item: str, turn: int = 0) -> StoredRun | None:
+        """The latest finished run of a turn of an evaluation's item; None if there is none.
+
+        Raises:
+            SpecdemoError: the file cannot be read.
+        """
+        sql = "SELECT max(id) AS id FROM runs WHERE item = ? AND turn = ? AND status = 'done'"
+        with self._reading() as (db, _):
+            (found,) = db.query(sql, [item, turn])
+        return self.load_run(found["id"]) if found["id"] else None
+
     def list_runs(
         self, limit: int = 50, *, before: str | None = None, search: str | None = None, **equal: str | None
     ) -> list[dict[str, Any]]:
@@ -217,38 +243,36 @@ class Store:
         with self._reading() as (db, alive):
             return list(db.query(sql, {**asked, "alive": alive, "limit": limit}))
 
+    def summaries(self, items: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
+        """{(item, turn): summary and ``regret`` of the run} of an evaluation's finished runs, the latest of each.
+
+        Raises:
+            SpecdemoError: the file cannot be read.
+        """
+        sql = (
+            "SELECT item, turn, summary, regret FROM runs WHERE status = 'done' "
+            "AND item IN (SELECT value FROM json_each(:items)) ORDER BY id"
+        )
+        with self._reading() as (db, _):
+            found = db.query(sql, {"items": rows.dumps(list(items))})
+            return {
+                (row["item"], row["turn"]): {
+                    **json.loads(row["summary"]),
+                    "regret": json.loads(row["regret"] or "null"),
+                }
+                for row in found
+            }
+
     @contextmanager
     def _reading(self) -> Iterator[tuple[Database, str]]:
         """A connection that cannot write, and the living owners as JSON. Sees all that was written before."""
         if self.problem is None:
             self.flush(timeout=1.0)
         try:
-            with closing(_reader(self.path)) as db:
+            with closing(reader(self.path)) as db:
                 yield db, rows.dumps(living(self.path, self._writer.owner.id))
         except (sqlite3.Error, OSError) as error:
             raise SpecdemoError(f"The stored runs cannot be read: {explain(error, self.path)}") from error
-
-
-def _reader(path: Path) -> Database:
-    """A connection for reading; to an empty database while there is none."""
-    if not path.exists():
-        db = Database(memory=True)
-        migrate(db)
-        return db
-    try:
-        return _read_only(path)
-    except sqlite3.OperationalError:  # a folder that cannot be written: WAL's helper files cannot be made there
-        return _read_only(path, "&immutable=1")
-
-
-def _read_only(path: Path, more: str = "") -> Database:
-    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro{more}", uri=True, timeout=BUSY)
-    try:
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return Database(connection)
 
 
 def _stored(db: Database, row: Row) -> StoredRun:
@@ -256,7 +280,7 @@ def _stored(db: Database, row: Row) -> StoredRun:
         return list(db.query(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY {order}", [row["id"]]))
 
     def parsed(column: str) -> Any:
-        return None if row[column] is None else json.loads(row[column])
+        return None if row.get(column) is None else json.loads(row[column])
 
     same = ("id", "session_id", "error", "started_at", "finished_at", "pool", "lost_rounds")
     return StoredRun(
@@ -268,6 +292,7 @@ def _stored(db: Database, row: Row) -> StoredRun:
         summary=parsed("summary"),
         check=parsed("check_result"),
         baseline=parsed("baseline"),
+        regret=parsed("regret"),
     )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from specdemo.times import Times
+
 Finish = Literal["eos", "stop", "length", "context"]
 Information = Literal["none", "bandit", "full"]
 
@@ -77,6 +79,9 @@ class Message:
 class Request:
     """Everything that determines an answer: the same request to the same pool gives the same trace.
 
+    One exception: a selector that goes by measured times (``speed``) may choose otherwise on another day. At
+    temperature 0 the text is the same all the same; with sampling it is another draw from the same law.
+
     Attributes:
         messages: the conversation, oldest first, rendered through the target's chat template.
         prompt: raw text to complete instead of a conversation (exactly one of the two is given).
@@ -84,6 +89,9 @@ class Request:
         k: longest draft of a round, in tokens (0 is plain decoding).
         stop: the answer ends before the first of these strings.
         memory: token ids of earlier answers of this session, oldest first, for drafters that copy from them.
+        calibrate: correct what is estimated about arms by what the arm that drafted realised, depth by depth.
+        shadow: let all arms be evaluated for display and regret, even if the selector does not ask. Drafters of their
+            own do it, the selector never sees it, and its time counts nowhere but in ``Round.shadow_ms``.
     """
 
     messages: tuple[Message, ...] = ()
@@ -97,6 +105,8 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     memory: tuple[tuple[int, ...], ...] = ()
+    calibrate: bool = True
+    shadow: bool = False
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (not self.messages):
@@ -171,13 +181,15 @@ class Verified:
 class Rows:
     """What a drafter would have proposed at each newly committed position, teacher-forced.
 
-    Exactly one of the two: ``probs`` [n, draft vocabulary] with ``vocab`` as in :class:`Proposal`, or ``tokens`` [n],
-    point masses, with -1 where the drafter had nothing to propose.
+    Exactly one of the three: ``probs`` [n, draft vocabulary] with ``vocab`` as in :class:`Proposal`; ``tokens`` [n],
+    point masses, with -1 where the drafter had nothing to propose; or, for certain trees, ``children`` [n, width], all
+    the tokens that are tried at a position.
     """
 
     probs: Tensor | None = None
     tokens: tuple[int, ...] | None = None
     vocab: Tensor | None = None
+    children: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +240,20 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What all arms would have done at positions of the text: for display and regret (evaluation/ledger.py).
+
+    The positions are those committed since the last evaluation; arms are in the order of ``Start.evaluated``.
+
+    Attributes:
+        acceptance: [positions][arms] 1 - TV(p, q). ``ratio``: [positions][arms] min(1, q / p) of the committed tokens.
+    """
+
+    acceptance: tuple[tuple[float, ...], ...]
+    ratio: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """What was done before the first round. Times in milliseconds; none of it counts as decoding time.
 
@@ -238,6 +264,9 @@ class Start:
         rows: rows of every scoring forward (the fixed shape).
         arms: names of the arms, in the order used by every per-arm tuple.
         drafters: name of each arm's drafter.
+        evaluated: names of the arms that rounds evaluate for display and regret, ``lengths``: their draft lengths,
+            ``families``: theirs; empty where nobody evaluates.
+        shadow_ms: drafters of the shadow reading the prompt, not part of ``prefill_ms``.
     """
 
     prompt_tokens: int
@@ -246,6 +275,10 @@ class Start:
     rows: int
     arms: tuple[str, ...]
     drafters: tuple[str, ...]
+    evaluated: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    families: tuple[str, ...] = ()
+    shadow_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +303,10 @@ class Round:
         at_ms: end of the round: sum of the round times so far (time the reader of the stream takes is not in it).
         snapshot: the selector after the round.
         start: in round 0 only.
+        shadow_ms: time spent for display and regret only: part of no other number.
+        realised: probability that the draft was accepted at each depth of its path, up to the first rejection or the
+            cut; only where estimates of arms are to be corrected by it.
+        evaluated: what all arms would have done, if they were evaluated in this round.
     """
 
     index: int
@@ -294,6 +331,9 @@ class Round:
     at_ms: float
     snapshot: Snapshot
     start: Start | None = None
+    shadow_ms: float = 0.0
+    realised: tuple[float, ...] = ()
+    evaluated: Evaluated | None = None
 
     @property
     def round_ms(self) -> float:
@@ -363,7 +403,8 @@ class Drafter(Protocol):
         ...
 
     def observe(self, verified: Verified) -> None:
-        """Learn from the round's verified tokens. Frozen drafters pass."""
+        """Learn from verified tokens: those of a round it drafted, or, where all arms are evaluated, those that an
+        evaluation brought (each exactly once). Frozen drafters pass."""
         ...
 
 
@@ -484,11 +525,22 @@ class Arm:
     nodes: int = 0
 
 
+def _new_times() -> Times:
+    from specdemo.times import Times  # brings numpy, which nobody needs who only reads records
+
+    return Times()
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A target and the arms that draft for it, loaded."""
+    """A target and the arms that draft for it, loaded.
+
+    ``times``: measured so far, where a run starts from (times.py); :meth:`Times.fixed` makes choices independent of the
+    clock.
+    """
 
     name: str
     target: Target
     arms: tuple[Arm, ...]
     info: Mapping[str, Any] = field(default_factory=dict)
+    times: Times = field(default_factory=_new_times, compare=False)

@@ -79,7 +79,18 @@ def test_evaluate_from_the_command_line(tmp_path: Path, tiny_model: Path, monkey
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": f"{d}-{i}", "domain": d, "prompt": f"w5 w{6 + i} w5"} for d in ("code", "sql") for i in range(3)]
     prompts.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    command = ["evaluate", "--pool", str(pool), "--prompts", str(prompts), "--k", "3", "--max-new-tokens", "12"]
+    command = [
+        "evaluate",
+        "drafters",
+        "--pool",
+        str(pool),
+        "--prompts",
+        str(prompts),
+        "--k",
+        "3",
+        "--max-new-tokens",
+        "12",
+    ]
     command += ["--per-domain", "2", "--dtype", "float32", "--out", str(tmp_path / "out"), "--json"]
     assert main(command) == 0
     found = json.loads(capsys.readouterr().out)
@@ -90,7 +101,9 @@ def test_evaluate_from_the_command_line(tmp_path: Path, tiny_model: Path, monkey
     assert main(command) == 0  # nothing is measured again
     assert (tmp_path / "out" / "replays.jsonl").read_text() == kept
     assert main([*command, "--arm", "nobody"]) == 2
-    assert main(["evaluate", "--pool", str(pool), "--prompts", str(pool), "--out", str(tmp_path / "x")]) == 2
+    assert (
+        main(["evaluate", "drafters", "--pool", str(pool), "--prompts", str(pool), "--out", str(tmp_path / "x")]) == 2
+    )
 
 
 def test_what_is_published(tmp_path: Path) -> None:

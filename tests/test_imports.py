@@ -14,15 +14,15 @@ import specdemo
 
 ROOT = Path(specdemo.__file__).parent
 LEVELS = {  # a module imports only from levels below its own, or from its own
-    "types": 0,
+    **dict.fromkeys(("types", "times"), 0),
     **dict.fromkeys(("sampling", "verify", "limits", "text", "convert", "sources"), 1),
     **dict.fromkeys(("target", "session", "compiled", "slots", "tokens", "models"), 2),
-    "estimators": 2,
+    **dict.fromkeys(("estimators", "calibration"), 2),
     **dict.fromkeys(("drafters", "selectors", "feedback"), 3),
-    **dict.fromkeys(("engine", "pools"), 4),
-    **dict.fromkeys(("metrics", "store", "rows", "migrations", "owner", "writer", "provenance"), 5),
+    **dict.fromkeys(("engine", "team", "pools"), 4),
+    **dict.fromkeys(("metrics", "store", "rows", "migrations", "reading", "owner", "writer", "provenance"), 5),
     **dict.fromkeys(("record", "check", "bench", "costs", "training", "evaluation"), 6),
-    **dict.fromkeys(("ui", "cli", "commands", "doctor"), 7),
+    **dict.fromkeys(("ui", "cli", "commands", "evaluate", "doctor"), 7),
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "transformers", "gradio", "accelerate", "gguf", "huggingface_hub", "plotly", "numpy"}

@@ -13,8 +13,9 @@ from tests.traces import make_round, make_start, make_trace
 # Round 2: "small" drafts 2, both kept, bonus token.     20 21 | 52       at 90 ms
 # Round 3: "small" drafts 4, the 2nd is the end of sequence: 1 counts, it is kept, the end stands in for the bonus.
 HAND = [
-    make_round(0, (10, 11, 12), 2, 50, arm=0, at_ms=30.0, start=make_start(prefill_ms=100.0, compile_ms=7.0)),
-    make_round(1, (), 0, 51, at_ms=50.0, round_ms=20.0),
+    make_round(0, (10, 11, 12), 2, 50, arm=0, at_ms=30.0,
+               start=make_start(prefill_ms=100.0, compile_ms=7.0, shadow_ms=3.0)),
+    make_round(1, (), 0, 51, at_ms=50.0, round_ms=20.0, shadow_ms=2.5),
     make_round(2, (20, 21), 2, 52, arm=2, at_ms=90.0, round_ms=40.0),
     make_round(3, (30, 2, 31, 32), 1, 2, arm=2, drafted=1, at_ms=100.0, round_ms=10.0, finish="eos",
                pieces=(" t30", "")),
@@ -36,7 +37,7 @@ def test_hand_trace_has_every_hand_value() -> None:
     assert s.drafter_share == {"lookup": 2 / 9, "suffix": 0.0, "small": 3 / 9, "target": 4 / 9}
     assert s.switches == 2
     expected = {"prefill_ms": 100, "compile_ms": 7, "draft_ms": 10, "verify_ms": 70, "feedback_ms": 10}
-    assert s.timings == pytest.approx({**expected, "learn_ms": 5, "other_ms": 5, "total_ms": 100})
+    assert s.timings == pytest.approx({**expected, "learn_ms": 5, "other_ms": 5, "shadow_ms": 5.5, "total_ms": 100})
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40))

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from sqlite_utils import Database
 
-from specdemo import writer
+from specdemo import rows, writer
 from specdemo.metrics import summarise
-from specdemo.migrations import immediate
+from specdemo.migrations import immediate, migrations
 from specdemo.store import Store, default_db
-from specdemo.types import Message, Round, Sampling, Snapshot, SpecdemoError
+from specdemo.types import Evaluated, Message, Round, Sampling, Snapshot, SpecdemoError
 from tests.traces import make_request, make_round, make_snapshot, make_start, make_trace
 
 INFO = {
@@ -437,6 +437,49 @@ def test_database_of_a_later_version_is_not_written(tmp_path: Path) -> None:
         write(store, make_trace())
         assert "later version" in str(store.problem)
     assert path.read_bytes() == before
+
+
+def test_a_file_of_the_version_before_is_read_and_extended(tmp_path: Path) -> None:
+    """Its runs come back, and new ones have what it could not hold."""
+    path, before = tmp_path / "runs.db", make_trace(2, 6)
+    with closing(Database(path)) as db:
+        migrations.apply(db, stop_before="m002_evaluations")
+        row = {"id": "old", "status": "done", "owner": "x", "started_at": "2026-01-01"}
+        db["runs"].insert({**row, **rows.run_row(make_request(), "embedded", {})})
+        tokens = pieces = 0
+        for r in before:
+            for table, new in rows.round_change("old", r, tokens, pieces, before[0].start).rows.items():
+                known = set(db[table].columns_dict)
+                db[table].insert_all({k: v for k, v in row.items() if k in known} for row in new)
+            tokens, pieces = tokens + len(r.tokens), pieces + len(r.pieces)
+    start = make_start(evaluated=("a", "b"), lengths=(3, 1), families=("x", "x"), shadow_ms=2.0)
+    evaluated = Evaluated(((0.5, 1.0), (0.25, 0.0)), ((1.0, 0.125), (0.0, 0.0)))
+    after = [make_round(0, (1, 2), 1, 9, start=start, shadow_ms=0.5, realised=(0.5, 0.25), evaluated=evaluated)]
+    with closing(Store(path)) as store:
+        assert store.problem is None
+        new_id = write(store, after)
+        store.set_regret(new_id, {"estimated": {"regret": 1.5}})
+        old, new = store.load_run("old"), store.load_run(new_id)
+    assert old is not None
+    assert new is not None
+    assert (old.rounds, old.regret) == (before, None)
+    assert (new.rounds, new.regret) == (after, {"estimated": {"regret": 1.5}})
+
+
+def test_summaries_are_those_of_the_latest_finished_run_of_an_item(store: Store) -> None:
+    for item, turn, status, n in (
+        ("a", 0, "done", 3),
+        ("a", 0, "done", 4),
+        ("a", 1, "stopped", 5),
+        ("b", 0, "done", 6),
+    ):
+        run = store.start_run(None, make_request(), "p", {}, item=item, turn=turn)
+        store.finish_run(run, status, summarise(make_trace(1, n)))
+        store.set_regret(run, {"estimated": {"regret": n}})
+    found = store.summaries(["a", "c"])
+    assert list(found) == [("a", 0)]
+    assert found["a", 0]["num_spec_steps"] == found["a", 0]["regret"]["estimated"]["regret"] == 4
+    assert store.summaries([]) == {}
 
 
 def test_database_of_another_program(tmp_path: Path) -> None:

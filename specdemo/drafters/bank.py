@@ -6,7 +6,7 @@ switching from one member to another costs nothing, and one batched forward tell
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,7 +100,6 @@ class BankRun:
         self.text = 0  # tokens read; pairs are one fewer
         self.length = 0
         self.extra = _Extra(bank)
-        self.known_before = 0  # extra tokens known before the latest ones were read
         self._outputs: Tensor | None = None  # of the latest pairs, all members
         self._logits: Tensor | None = None  # likewise, over the union of vocabularies
 
@@ -114,8 +113,7 @@ class BankRun:
         features = verified.features[self.text - seen :]
         if self.text == 0:  # nothing comes before the first token
             ids, features = ids[1:], features[1:]
-        self.known_before = self.extra.known
-        self.extra.add(tokens)
+        self.extra.add(tokens, self.text)
         self.text += len(tokens)
         here = slice(self.length, self.length + len(ids))
         head, self.length = self.bank.head, here.stop
@@ -125,13 +123,14 @@ class BankRun:
         self.keys[:, here], self.values[:, here] = head.keys_values(self.mixed[here], self.positions[here])
 
     def outputs(self, member: int, n: int) -> Tensor:
-        """[n, hidden] raw outputs of a member for the last n pairs; computed for all members at once."""
+        """[n, hidden] raw outputs of a member for the last n pairs; computed for all members at once, and not again for
+        one that asks for fewer (because it has read some of them before)."""
         stack = self.bank.stack
         if stack is None:
             return self._run(n, self.bank.members[member].delta)[0]
-        if self._outputs is None or self._outputs.shape[1] != n:
+        if self._outputs is None or self._outputs.shape[1] < n:
             self._outputs, self._logits = self._run(n, stack), None
-        return self._outputs[member]
+        return self._outputs[member][-n:]
 
     def own_logits(self, member: int, outputs: Tensor) -> Tensor:
         """[n, hidden] raw outputs -> [n, draft vocabulary] logits of a member alone, without extra tokens."""
@@ -146,7 +145,7 @@ class BankRun:
         rows, columns = union
         if self._logits is None:
             self._logits = F.linear(self.bank.head.readout(self._outputs, self.bank.stack), rows)
-        return self._logits[member][:, columns[member]]
+        return self._logits[member][-n:, columns[member]]
 
     def last(self, member: int) -> Tensor:
         """[1, hidden] raw output of a member alone for the last pair."""
@@ -184,6 +183,15 @@ class BankRun:
         states = self.bank.head.readout(outputs[None], self.bank.members[member].delta)[0]
         return torch.cat([logits, *self.extra.logits(member, states, known)], -1)
 
+    def at(self, member: int, outputs: Tensor, logits: Tensor, start: int) -> Tensor:
+        """The same at the positions ``start``, ``start`` + 1, ... of the text, however late it is asked: a token that a
+        position is yet to bring, or that came after it, is impossible there."""
+        widened = self.widened(member, outputs, logits, self.extra.known)
+        unknown = self.extra.unknown(member, range(start, start + len(logits)))
+        if unknown is not None:
+            widened[:, logits.shape[1] :].masked_fill_(unknown, float("-inf"))
+        return widened
+
     def vocab(self, member: int, known: int) -> Tensor | None:
         """[draft vocabulary + extra] target ids of the logits' columns."""
         own = self.bank.members[member].vocab
@@ -212,6 +220,7 @@ class _Extra:
         self.bank = bank
         self.known = 0
         self._ids: list[int] = []
+        self._born: list[int] = []  # position of their first occurrence
         if bank.rows is None:
             return
         self._column: dict[int, int] = {}
@@ -219,11 +228,13 @@ class _Extra:
         self._inside = [_inside(member.vocab, len(bank.rows)) for member in bank.members]
         self._rows = bank.rows.new_empty(0, bank.rows.shape[1])
 
-    def add(self, tokens: tuple[int, ...]) -> None:
-        """The text has grown by these tokens."""
+    def add(self, tokens: tuple[int, ...], at: int) -> None:
+        """The text has grown by these tokens, the first of which is at position ``at``."""
         if self.bank.rows is None:
             return
+        first = {token: at + i for i, token in reversed(list(enumerate(tokens)))}
         new = [t for t in dict.fromkeys(tokens) if t not in self._column and not all(i[t] for i in self._inside)]
+        self._born += [first[token] for token in new]
         for token in new:
             self._column[token] = len(self._ids)
             for kept, inside in zip(self._kept, self._inside, strict=True):
@@ -243,6 +254,14 @@ class _Extra:
         """[n, extra] logits of them, likewise."""
         kept = self._columns(member, known)
         return [F.linear(states, self._rows[kept])] if kept else []
+
+    def unknown(self, member: int, positions: Sequence[int]) -> Tensor | None:
+        """[positions, extra] which of all extra tokens have not occurred before each position; None: there are none."""
+        columns = self._columns(member, self.known)
+        if not columns:
+            return None
+        born = torch.tensor([self._born[i] for i in columns], device=self._rows.device)
+        return born >= torch.tensor(list(positions), device=born.device)[:, None]
 
     def _columns(self, member: int, known: int) -> list[int]:
         return [i for i in self._kept[member] if i < known] if self.bank.rows is not None else []

@@ -12,7 +12,7 @@ from specdemo.drafters.bank_files import check_size, is_bank, read_head, read_me
 from specdemo.drafters.eagle_head import EagleHead
 from specdemo.drafters.formats import check_vocabulary, fetch, read_eagle
 from specdemo.drafters.law import Law
-from specdemo.drafters.tree import BEAM, DEEPEST, dynamic_tree
+from specdemo.drafters.tree import BEAM, DEEPEST, children, dynamic_tree
 from specdemo.target import HFTarget
 from specdemo.types import DraftContext, DrafterStart, Proposal, Rng, Rows, SpecdemoError, Target, Verified
 
@@ -39,13 +39,15 @@ class Eagle:
         if verified.probs is None or before is None:
             self.ahead, self.first = self.run.last(self.member) if self.run.length else None, None
             return None if verified.probs is None else Rows(tokens=(-1,) * len(verified.tokens))
-        n, known = len(verified.tokens), self.run.known_before
+        n, known = len(verified.tokens), self.run.extra.known
         own = torch.cat([self._first(before), self.run.latest_logits(self.member, n)])
         outputs = torch.cat([before, self.run.outputs(self.member, n)])
         self.ahead, self.first = outputs[-1:], own[-1:]
-        logits = self.run.widened(self.member, outputs[:-1], own[:-1], known)
-        contexts = (self.text[: start + i] for i in range(n))
+        logits = self.run.at(self.member, outputs[:-1], own[:-1], start)
         vocab = self.run.vocab(self.member, known)
+        if self.nodes:
+            return Rows(children=children(self.nodes, logits, vocab))
+        contexts = (self.text[: start + i] for i in range(n))
         return Rows(self.law(logits, vocab, contexts), vocab=vocab)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from specdemo.drafters.eagle_head import Norm
 from specdemo.drafters.head_configs import HydraConfig
 from specdemo.drafters.law import Law
-from specdemo.drafters.tree import dynamic_tree
+from specdemo.drafters.tree import children, dynamic_tree
 from specdemo.target import HFTarget
 from specdemo.types import DraftContext, DrafterStart, Proposal, Rng, Rows, SpecdemoError, Target, Verified
 
@@ -292,11 +292,11 @@ class HeadRun:
         here, prefix = slice(self.length - n, self.length), self.bank.heads.prefix
         if prefix is None:
             return self.hidden[here]
-        if self._states is None or len(self._states) != n:
+        if self._states is None or len(self._states) < n:
             keys, values = self.keys[:, : self.length], self.values[:, : self.length]
             mask = self.positions[here, None] >= self.positions[: self.length] if n > 1 else None
             self._states = prefix(self.hidden[here], self.positions[here], keys, values, mask)
-        return self._states
+        return self._states[-n:]
 
     def logits(self, head: int, states: Tensor, path: Tensor) -> Tensor:
         """[n, hidden] states and the tokens [n, head + 1] behind them -> [n, draft vocabulary]."""
@@ -329,6 +329,8 @@ class HeadDrafter:
         self.ahead = states[-1:]
         last = self._tokens(self.text[start - 1 : -1])[:, None]
         logits = self.run.logits(0, torch.cat([before, states[:-1]]), last)
+        if self.nodes:
+            return Rows(children=children(self.nodes, logits, self.bank.vocab))
         contexts = (self.text[: start + i] for i in range(n))
         return Rows(self.law(logits, self.bank.vocab, contexts), vocab=self.bank.vocab)
 

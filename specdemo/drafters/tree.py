@@ -15,6 +15,16 @@ DEEPEST = 16  # levels of a tree, and tokens of a chain
 Expand = Callable[[int, Tensor, Tensor], Tensor]
 
 
+def children(nodes: int, logits: Tensor, vocab: Tensor | None = None) -> Tensor:
+    """[n, width] target ids of the children that a tree of ``nodes`` tokens considers at each of n positions.
+
+    A tree keeps most of them at its root (the unlikely ones may lose their places to deeper nodes) and fewer below: so
+    acceptance estimated from them is an upper bound, and falls behind with depth. Calibration measures by how much.
+    """
+    columns = logits.topk(min(BEAM, nodes, logits.shape[-1])).indices
+    return columns if vocab is None else vocab[columns]
+
+
 def dynamic_tree(depth: int, nodes: int, first: Tensor, expand: Expand, vocab: Tensor | None = None) -> Proposal:
     """Expand the likeliest nodes of every level, keep the likeliest of all. Certain, so every token is a point mass.
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from tqdm import tqdm
 
-from specdemo.evaluation.replay import Prompt, answers, features, replay, to_dict
+from specdemo.evaluation.prompts import Prompt
+from specdemo.evaluation.replay import answers, features, replay, to_dict
 from specdemo.target import HFTarget
 from specdemo.types import Pool
 

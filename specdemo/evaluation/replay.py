@@ -18,19 +18,11 @@ import torch
 from torch import Tensor
 
 from specdemo.engine import generate
+from specdemo.evaluation.prompts import Prompt
 from specdemo.feedback import overlap
 from specdemo.sampling import Dice, Warp
 from specdemo.target import HFTarget
 from specdemo.types import Arm, DraftContext, Message, Pool, Proposal, Request, Sampling, Verified
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A row of a prompt file."""
-
-    id: str
-    domain: str
-    prompt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +63,6 @@ class Replay:
     def length(self) -> float:
         """Mean acceptance length: tokens / rounds."""
         return self.tokens / max(1, self.rounds)
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """The rows of a prompt file (JSON lines with id, domain, prompt)."""
-    rows = map(json.loads, path.read_text("utf-8").splitlines())
-    return [Prompt(row["id"], row["domain"], row["prompt"]) for row in rows]
 
 
 def answers(prompts: Sequence[Prompt], pool: Pool, tokens: int, kept: Path, arm: str = "") -> Iterator[Answer]:
