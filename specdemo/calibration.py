@@ -60,25 +60,3 @@ class Calibration:
         family = groups @ ((groups.T @ self.realised + s) / (groups.T @ self.estimated + s))
         factors: Floats = (self.realised + s * family) / (self.estimated + s)
         return factors
-
-
-class CalibratedRounds:
-    """:class:`specdemo.estimators.VirtualRounds` with an acceptance of its own at every depth of a draft.
-
-    With x_j at depth j: ``rho = p_K + sum_{j<K} (1 - x_j) p_j ;  p_j <- x_{j-1} p_{j-1} ;  p_0 <- rho``.
-    """
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        k = np.array(lengths, dtype=int)[:, None]
-        depths = np.arange(max(lengths, default=0) + 1)
-        self._drafted = depths[:-1] < k  # [arms, depth] where a draft token stands
-        self._p = np.zeros((len(k), len(depths)))
-        self._p[:, 0] = 1.0
-
-    def push(self, x: Floats) -> Floats:
-        """Add one committed position, x [arms, longest draft]; returns rho [arms], the rounds that end with it."""
-        inside = self._p[:, :-1] * self._drafted
-        rho: Floats = self._p.sum(1) - inside.sum(1) + ((1 - x) * inside).sum(1)
-        self._p[:, 1:] = inside * x
-        self._p[:, 0] = rho
-        return rho

@@ -6,7 +6,6 @@ torch, transformers and gradio are imported by the commands that need them, so t
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -287,6 +286,8 @@ def request(args: argparse.Namespace) -> Request:
     Raises:
         UsageError: a value out of range.
     """
+    from specdemo.selectors import read_option
+
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     if args.raw and args.system:
         raise UsageError("--raw completes the prompt as it is: a --system prompt has no place in it.")
@@ -298,7 +299,7 @@ def request(args: argparse.Namespace) -> Request:
             messages=messages,
             prompt=prompt if args.raw else None,
             selector=args.selector,
-            options=dict(option(text) for text in args.option),
+            options=dict(read_option(text) for text in args.option),
             k=args.k,
             max_new_tokens=args.max_new_tokens,
             sampling=sampling,
@@ -310,17 +311,6 @@ def request(args: argparse.Namespace) -> Request:
         )
     except SpecdemoError as error:
         raise UsageError(str(error)) from error
-
-
-def option(text: str) -> tuple[str, Any]:
-    """ "name=value", the value as JSON if it is JSON ("true", "0.5"), else as text."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--option {text} should be NAME=VALUE.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class _Run:
         self.arms = drafting if request.selector != "none" else ()
         self.lengths = self._lengths(self.arms)
         names, rng = [arm.name for arm in self.arms], np.random.default_rng(choices)
-        self.selector = make_selector(request.selector, names, self.lengths, rng, request.options)
+        self.selector = make_selector(request.selector, names, self.lengths, rng, request.options, self.context)
         self.full = self.selector.information == "full"
         self.text = TextStream(target.tokenizer.decode, request.stop)
         self.index, self.at_ms, self.realised = 0, 0.0, tuple[float, ...]()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from specdemo.cli import OK, UsageError, option
+from specdemo.cli import OK, UsageError
 from specdemo.commands import note
 from specdemo.evaluation.prompts import Prompt, read_prompts
 from specdemo.models import shipped
@@ -138,14 +138,13 @@ def _requests(args: argparse.Namespace) -> dict[str, Request]:
     """{selector as it was asked for: a request with it}; names and options are checked before a model is loaded."""
     import numpy as np
 
-    from specdemo.selectors import make_selector
+    from specdemo.selectors import make_selector, read_selector
 
     arms = [arm.name for arm in read_pool(args.pool).arms]
     found = {}
     for text in args.selectors.split(","):
-        name, *settings = text.strip().split(":")
-        options: dict[str, Any] = dict(option(setting) for setting in settings)
         try:
+            name, options = read_selector(text)
             make_selector(name, arms, [args.k] * len(arms), np.random.default_rng(0), options)
             wanted = replace(_template(args), calibrate=args.calibrate, shadow=args.shadow)
         except SpecdemoError as error:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.calibration import CalibratedRounds, Calibration
+from specdemo.calibration import Calibration
 from specdemo.engine import generate
 from specdemo.estimators import VirtualRounds
 from specdemo.evaluation.ledger import estimated
@@ -36,16 +36,16 @@ def test_factors_by_hand() -> None:
 
 
 def test_virtual_rounds_take_an_acceptance_for_every_depth() -> None:
-    """K = 2, x = .5 at depth 0 and .25 at depth 1, by hand; and equal depths are no depths."""
-    rounds = CalibratedRounds([2])
-    x = np.array([[0.5, 0.25]])
-    assert rounds.push(x)[0] == 0.5  # p = (.5, .5, 0)
-    assert rounds.push(x)[0] == pytest.approx(0.5 * 0.5 + 0.75 * 0.5)  # p = (.625, .25, .125)
-    assert rounds.push(x)[0] == pytest.approx(0.5 * 0.625 + 0.75 * 0.25 + 0.125)
-    one, many, rng = VirtualRounds([3, 1]), CalibratedRounds([3, 1]), np.random.default_rng(0)
+    """K = 2, x = .5 at depth 0 and .25 at depth 1, by hand; and factors of 1 are none."""
+    rounds, factors = VirtualRounds([2]), np.array([[1.0, 0.5]])
+    x = np.array([0.5])
+    assert rounds.push(x, factors)[0] == 0.5  # p = (.5, .5, 0)
+    assert rounds.push(x, factors)[0] == pytest.approx(0.5 * 0.5 + 0.75 * 0.5)  # p = (.625, .25, .125)
+    assert rounds.push(x, factors)[0] == pytest.approx(0.5 * 0.625 + 0.75 * 0.25 + 0.125)
+    one, many, rng = VirtualRounds([3, 1]), VirtualRounds([3, 1]), np.random.default_rng(0)
     for _ in range(20):
         r = rng.random(2)
-        assert one.push(r) == pytest.approx(many.push(np.repeat(r[:, None], 3, 1)))
+        assert one.push(r) == pytest.approx(many.push(r, np.ones((2, 3))))
 
 
 class Fading(TableDrafter):

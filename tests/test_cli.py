@@ -82,7 +82,7 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], comma
         (["generate", "hi", "--stop", ""], "A stop string is empty"),
         (["generate", "hi", "--selector", "oracle"], "There is no selector 'oracle'. Choose one of: hedgespec"),
         (["generate", "hi", "--pool", "sea"], "There is no pool 'sea'. Choose one of: embedded"),
-        (["generate", "hi", "--option", "loud"], "--option loud should be NAME=VALUE"),
+        (["generate", "hi", "--option", "loud"], "The option 'loud' should be NAME=VALUE"),
         (["generate", "hi", "--option", "volume=11"], "has no option 'volume'"),
         (["generate", "hi", "--raw", "--system", "Be brief."], "--raw completes the prompt as it is"),
         (["list", "colours"], "invalid choice: 'colours'"),

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from specdemo.calibration import CalibratedRounds, Calibration, Floats
+from specdemo.calibration import Calibration, Floats
+from specdemo.estimators import VirtualRounds
 from specdemo.types import Round, Start
 
 PLAIN = "plain"  # decoding without drafts: a round per token
@@ -57,9 +58,7 @@ def begun(lengths: Sequence[int], ratio: Floats, factors: Floats) -> Floats:
     Args:
         ratio: [positions, arms]. ``factors``: [arms, depth], see :class:`specdemo.calibration.Calibration`.
     """
-    rounds = CalibratedRounds(lengths)
-    ends = [rounds.push(np.minimum(1, r[:, None] * factors)) for r in ratio[:-1]]
-    total: Floats = 1.0 + np.sum(ends, axis=0) if ends else np.ones(len(lengths))
+    total: Floats = 1.0 + VirtualRounds(lengths).push(ratio[:-1], factors).sum(0)
     return total
 
 

@@ -7,7 +7,6 @@ takes ``1 + 0.02 k + c_i k``, plain decoding 1, and an evaluation of all arms it
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from specdemo.estimators import VirtualRounds
 from specdemo.evaluation.worlds import Floats, Texts, World
-from specdemo.selectors import make_selector
+from specdemo.selectors import make_selector, read_selector
 from specdemo.selectors.oracle import OracleDynamic, OracleStatic
 from specdemo.types import RoundFeedback, Selector, SpecdemoError
 
@@ -40,21 +39,12 @@ class Contender:
 
 
 def contender(text: str) -> Contender:
-    """ "name:option=value:option=value", the value as JSON if it is JSON; ``k`` is its longest draft.
+    """As :func:`specdemo.selectors.read_selector`; ``k`` is its longest draft.
 
     Raises:
         SpecdemoError: it reads otherwise.
     """
-    name, *pairs = text.split(":")
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise SpecdemoError(f"The option {pair!r} of the selector {text!r} should be NAME=VALUE.")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
+    name, options = read_selector(text)
     k = options.pop("k", None)
     if k is not None and (not isinstance(k, int) or k < 1):
         raise SpecdemoError(f"k of the selector {text!r} is {k!r}; it must be at least 1.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,31 @@ def selector_options(name: str) -> dict[str, Any]:
 def summary(name: str) -> str:
     """One line for people."""
     return (inspect.getdoc(SELECTORS[name]) or "").partition("\n")[0]
+
+
+def read_option(text: str) -> tuple[str, Any]:
+    """ "name=value", the value as JSON if it is JSON ("true", "0.5"), else as text.
+
+    Raises:
+        SpecdemoError: it reads otherwise.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise SpecdemoError(f"The option {text!r} should be NAME=VALUE.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def read_selector(text: str) -> tuple[str, dict[str, Any]]:
+    """ "name:option=value:option=value": a selector with its options.
+
+    Raises:
+        SpecdemoError: it reads otherwise.
+    """
+    name, *settings = text.strip().split(":")
+    return name, dict(read_option(setting) for setting in settings)
 
 
 def make_selector(
