@@ -48,7 +48,7 @@ class Eagle:
         if self.nodes:
             return Rows(children=children(self.nodes, logits, vocab))
         contexts = (self.text[: start + i] for i in range(n))
-        return Rows(self.law(logits, vocab, contexts), vocab=vocab)
+        return self.law.rows(logits, vocab, contexts)
 
     @torch.no_grad()
     def propose(self, k: int, rng: Rng) -> Proposal:

@@ -332,7 +332,7 @@ class HeadDrafter:
         if self.nodes:
             return Rows(children=children(self.nodes, logits, self.bank.vocab))
         contexts = (self.text[: start + i] for i in range(n))
-        return Rows(self.law(logits, self.bank.vocab, contexts), vocab=self.bank.vocab)
+        return self.law.rows(logits, self.bank.vocab, contexts)
 
     @torch.no_grad()
     def propose(self, k: int, rng: Rng) -> Proposal:
