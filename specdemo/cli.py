@@ -221,7 +221,7 @@ def _train(p: argparse.ArgumentParser) -> None:
     q.add_argument("--domain", action="append", help="repeatable; default: all that have templates")
     q.add_argument("--count", type=int, default=1000, metavar="N", help="prompts of each domain (default 1000)")
     q.add_argument("--prompts", metavar="FILE", help="JSON lines with a prompt each, instead of the templates")
-    q.add_argument("--batch", type=int, default=32, metavar="N", help="answers written at once (default 32)")
+    q.add_argument("--batch", type=int, default=64, metavar="N", help="answers written at once (default 64)")
     q = step("features", "let the target read its answers, and keep its hidden states")
     q.add_argument("--corpus", required=True, metavar="FOLDER", help="the answers")
     q.add_argument("--features", required=True, metavar="FOLDER", help="where hidden states are kept")

@@ -243,6 +243,12 @@ class HFTarget:
         output = self._run(self.model.base_model, SlotCache(keys, values, slots), tokens, positions, mask)
         return self._hidden(output, tokens)
 
+    @torch.no_grad()
+    def logits(self, cache: SlotCache, tokens: Tensor, positions: Tensor, mask: Mask) -> Tensor:
+        """[1, rows, V] as :meth:`forward`, with a cache of another arrangement."""
+        logits: Tensor = self._run(self.model, cache, tokens, positions, mask).logits
+        return logits
+
     def _run(self, model: Any, cache: SlotCache, tokens: Tensor, positions: Tensor, mask: Mask) -> Any:
         return model(
             input_ids=tokens,

@@ -15,11 +15,13 @@ from specdemo.engine import generate
 from specdemo.training import distil, heads, recipes
 from specdemo.training.features import LAW, extract, frequent, load, read_corpus
 from specdemo.training.heads import Corpus, Frozen, Recipe, Teacher, eagle_states, step
+from specdemo.training.writer import Task, Writer
 from specdemo.types import Arm, Message, Pool, Request, SpecdemoError
 from tests import tiny
 from tests.fakes import tokens_of
 
 CHAT = "{% for m in messages %}w3 {{ m['content'] }} w4 {% endfor %}"
+LEARNT = Message("user", "w43 w9 w41")  # a prompt of the corpus whose greedy answer was trained on
 QUICK = Recipe(positions=256, batch=64, length=32, steps=2, lr=3e-3)
 
 
@@ -47,20 +49,54 @@ def features(target, corpus, tmp_path_factory) -> Path:
     return folder
 
 
+def answers(path: Path) -> dict[str, dict]:
+    return {row["prompt"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
 def test_answers_are_the_targets_greedy_ones_or_sampled(target, corpus) -> None:
-    rows = [json.loads(line) for line in (corpus / "code.jsonl").read_text().splitlines()]
-    assert [row["sample"] for row in rows[::8]] == [False, True, False, True, False]
-    prompt = target.tokenizer.encode(Request(messages=(Message("user", rows[0]["prompt"]),)))
-    wanted = tiny.plain(tiny.llama(dtype=torch.float32), prompt, len(rows[0]["gen"]))
-    assert rows[0]["gen"] == wanted
+    """Every second prompt greedily, whatever was written beside it and in whichever order answers were complete."""
+    rows, model = answers(corpus / "code.jsonl"), tiny.llama(dtype=torch.float32)
+    for i in range(40):
+        row = rows[f"w{5 + i % 9} w{7 + i % 5} w{5 + i // 9}"]
+        assert row["sample"] == (i % 2 == 1)
+        if i in (0, 14, 38):
+            prompt = target.tokenizer.encode(Request(messages=(Message("user", row["prompt"]),)))
+            assert row["gen"] == tiny.plain(model, prompt, len(row["gen"]))
+    assert len({len(row["gen"]) for row in rows.values()}) > 5  # rows were freed and taken again
+
+
+def test_an_answer_does_not_depend_on_what_is_written_beside_it(target) -> None:
+    """Prompts of many lengths, more of them than rows; one prompt is a single token, one leaves no room."""
+    tasks = [Task((3, *range(5, 5 + n), 9)[: n + 1], temperature=0.8 * (n % 2), seed=n) for n in range(12)]
+    tasks.append(Task((3,) * 60))
+    together = dict(Writer(target, 5, 40, 16).write(tasks))
+    assert sorted(together) == list(range(12))
+    for n in range(12):
+        assert dict(Writer(target, 1, 40, 16).write([tasks[n]]))[0] == together[n], n
+    again = dict(Writer(target, 5, 40, 16).write([replace(t, seed=t.seed + 1) for t in tasks]))
+    assert all((again[n] == together[n]) == (n % 2 == 0) for n in range(12))
+
+
+def test_an_end_token_ends_an_answer_and_frees_its_row(target) -> None:
+    endless = tiny.HFTarget(tiny.llama(dtype=torch.float32), target.tokenizer.hf, name="tiny")
+    endless.eos = frozenset()
+    (text,) = (answer for _, answer in Writer(endless, 1, 40, 16).write([Task((3, 5, 6))]))
+    assert len(text) == 16
+    end = text[7]
+    endless.eos = frozenset({end})
+    written = dict(Writer(endless, 2, 40, 16).write([Task((3, 5, 6))] * 3))
+    assert list(written.values()) == [text[: text.index(end) + 1]] * 3
 
 
 def test_writing_goes_on_where_it_was(target, corpus, tmp_path) -> None:
-    whole = (corpus / "code.jsonl").read_text()
-    prompts = [json.loads(line)["prompt"] for line in whole.splitlines()]
-    (tmp_path / "code.jsonl").write_text("".join(line + "\n" for line in whole.splitlines()[:16]))
+    """Also after a kill in the middle of a line."""
+    whole, path = (corpus / "code.jsonl").read_text(), tmp_path / "code.jsonl"
+    prompts = [f"w{5 + i % 9} w{7 + i % 5} w{5 + i // 9}" for i in range(40)]
+    kept = whole.splitlines()[:16]
+    path.write_text("".join(line + "\n" for line in kept) + '{"prompt": "w5 w')
     distil.distil("code", 40, target, tmp_path, prompts, batch=8, progress=False)
-    assert (tmp_path / "code.jsonl").read_text() == whole
+    assert path.read_text().splitlines()[:16] == kept
+    assert answers(path) == answers(corpus / "code.jsonl")
 
 
 def test_features_are_the_targets_own_states_and_laws(target, corpus, features) -> None:
@@ -135,7 +171,7 @@ def test_a_head_learns_and_drafts(target, features, tmp_path) -> None:
     lengths = {}
     for name in ("all", "sql"):
         arm = Arm(name, "eagle", DRAFTERS["eagle"].load(fresh, model=str(bank), member=name))
-        request = Request(prompt="w3 w41 w8 w40 w4", selector="fixed", k=3, max_new_tokens=60, ignore_eos=True)
+        request = Request(messages=(LEARNT,), selector="fixed", k=3, max_new_tokens=60)
         rounds = list(generate(request, Pool("x", fresh, (arm,))))
         lengths[name] = len(tokens_of(rounds)) / len(rounds)
     assert min(lengths.values()) > 1.3, lengths  # an untrained head keeps 1.0
@@ -148,7 +184,7 @@ def test_hydra_learns(target, features, tmp_path) -> None:
     assert json.loads((tmp_path / "hydra" / "config.json").read_text())["trained"]["steps"] == 2  # one per head
     fresh = tiny.HFTarget(tiny.llama(dtype=torch.float32), target.tokenizer.hf, name="tiny")
     arm = Arm("h", "hydra", DRAFTERS["hydra"].load(fresh, model=str(tmp_path / "hydra")))
-    request = Request(prompt="w3 w41 w8 w40 w4", selector="fixed", k=2, max_new_tokens=60, ignore_eos=True)
+    request = Request(messages=(LEARNT,), selector="fixed", k=2, max_new_tokens=60)
     rounds = list(generate(request, Pool("x", fresh, (arm,))))
     assert len(tokens_of(rounds)) / len(rounds) > 1.2
 
