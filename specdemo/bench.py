@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specdemo.costs import costs_table, scorer, timed
+from specdemo.costs import costs_table, scorer, selectors_table, timed
 from specdemo.target import HFTarget, fixed_rows
 from specdemo.types import Message, Proposal, Request
 
@@ -131,6 +131,7 @@ def table(result: dict[str, Any]) -> str:
         f"paired ratio {plain['ratio']:.2f} (95 % interval {low:.2f} to {high:.2f}, {plain['prompts']} prompts of "
         f"{plain['tokens']} tokens); same text on {plain['identical']} of {plain['prompts']}",
         *(costs_table(costs) if costs else []),
+        *(selectors_table(result["selectors"]) if "selectors" in result else []),
     ]
     return "\n".join(lines)
 

@@ -271,7 +271,7 @@ def simulate(args: argparse.Namespace) -> int:
 def bench(args: argparse.Namespace) -> int:
     """Measure the pool: a forward of n rows, plain decoding against ``transformers.generate``, and what drafts cost."""
     from specdemo.bench import run_bench, table
-    from specdemo.costs import drafting_costs
+    from specdemo.costs import drafting_costs, selector_costs
 
     if min(args.rows, args.repeats, args.tokens) < 1:
         raise UsageError("--rows, --repeats and --tokens must be at least 1.")
@@ -280,6 +280,7 @@ def bench(args: argparse.Namespace) -> int:
     measured = run_bench(cast("HFTarget", pool.target), range(1, args.rows + 1), args.repeats, args.tokens)
     if pool.arms:
         measured["drafting"] = drafting_costs(pool, repeats=args.repeats)
+    measured["selectors"] = selector_costs()
     print(json.dumps({**measured, "pool": dict(pool.info)}) if args.json else table(measured))
     return OK
 

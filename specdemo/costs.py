@@ -1,4 +1,5 @@
-"""What drafting costs: a drafted token of every arm, and what a full-information selector asks of all of them."""
+"""What drafting and choosing cost: a drafted token of every arm, what a full-information selector asks of all of them,
+and every selector's own time."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from specdemo.drafters.eagle import Eagle
 from specdemo.sampling import Dice, Warp
+from specdemo.selectors import SELECTORS, make_selector
 from specdemo.target import HFTarget, fixed_rows
-from specdemo.types import Arm, DraftContext, Drafter, Pool, Proposal, Sampling, Verified
+from specdemo.types import Arm, DraftContext, Drafter, Pool, Proposal, RoundFeedback, Sampling, Verified
 
 
 @torch.no_grad()
@@ -65,6 +68,38 @@ def costs_table(costs: dict[str, Any]) -> list[str]:
         line("EAGLE heads", costs["heads_ms"], f"{block}, {costs['heads']} of them"),
         line("everybody", costs["team_ms"], f"{block}, {len(costs['draft_ms'])} arms"),
     ]
+
+
+def selector_costs(arms: int = 21, k: int = 5, block: int = 3, rounds: int = 200) -> dict[str, dict[str, float]]:
+    """Microseconds that every selector takes: the fastest tenth of its rounds, because other work disturbs the rest.
+
+    Returns:
+        by selector, ``update``: learning from a round of ``block`` tokens, ``choose``: the next choice.
+    """
+    rng = np.random.default_rng(0)
+    names, found = [f"arm {i}" for i in range(arms)], {}
+    clock = np.linspace(10.0, 12.0, arms * (k + 1)).reshape(arms, k + 1)
+    for name in SELECTORS:
+        if name == "router":  # reads the prompt once, and needs a model
+            continue
+        selector = make_selector(name, names, [k] * arms, np.random.default_rng(0), {})
+        spent = []
+        for _ in range(rounds):
+            seen = rng.random((block, arms)) if selector.information == "full" else None
+            choice: list[int] = []
+            choosing = timed(lambda s=selector, c=choice: c.append(s.choose()))  # type: ignore[misc]
+            feedback = RoundFeedback(choice[0], k, block - 1, float(rng.random()), seen, seen, round_ms=clock)
+            learning = timed(partial(selector.update, feedback)) if selector.information != "none" else 0.0
+            spent.append((learning, choosing))
+        update, choose = (1e3 * float(np.quantile(times, 0.1)) for times in zip(*spent, strict=True))
+        found[name] = {"update": update, "choose": choose}
+    return found
+
+
+def selectors_table(costs: dict[str, dict[str, float]]) -> list[str]:
+    """The result of :func:`selector_costs` as lines of text."""
+    rows = [f"{name:>16}{cost['update']:10.1f}{cost['choose']:10.1f}" for name, cost in costs.items()]
+    return ["", "selectors, 21 arms: us to learn from a round of 3 tokens, us to choose", *rows]
 
 
 class _Text:

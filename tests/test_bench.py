@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from specdemo import bench
+from specdemo import bench, costs
+from specdemo.selectors import SELECTORS
 from tests import tiny
 
 
@@ -21,6 +22,16 @@ def test_a_bench_is_json_and_a_table() -> None:
     text = bench.table(result)
     assert "paired ratio" in text
     assert "eager" in text
+
+
+def test_selectors_are_timed_with_the_feedback_they_ask_for() -> None:
+    """A selector that learns takes time to do so; one that does not takes none."""
+    found = costs.selector_costs(arms=5, rounds=20)
+    assert set(found) == set(SELECTORS) - {"router"}
+    assert min(found["hedgespec"]["update"], found["speed"]["update"], found["ucbspec"]["update"]) > 0
+    assert found["random"]["update"] == found["none"]["update"] == 0
+    assert min(cost["choose"] for cost in found.values()) > 0
+    assert len(costs.selectors_table(found)) == 2 + len(found)
 
 
 def test_the_model_is_left_as_it_was() -> None:

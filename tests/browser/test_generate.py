@@ -127,7 +127,7 @@ def test_closing_the_page_ends_the_run(visit: Any, backend: Any) -> None:
 
 
 def test_two_visitors_do_not_mix_and_the_second_sees_that_it_waits(visit: Any, backend: Any) -> None:
-    backend.rate = 150
+    backend.rate = 5  # until both have seen that they wait, however slow their pages are
     a, b, c = visit(), visit(), visit()
     a.ask("first", seed=5, tokens=300)
     a.wait_tokens(1)
@@ -135,6 +135,7 @@ def test_two_visitors_do_not_mix_and_the_second_sees_that_it_waits(visit: Any, b
     c.ask("third", seed=7, tokens=200)
     b.page.wait_for_function("document.querySelector('.sd-status').textContent.includes('Waiting: 1 before you')")
     c.page.wait_for_function("document.querySelector('.sd-status').textContent.includes('Waiting: 2 before you')")
+    backend.rate = 500
     c.page.click("#stop")
     c.wait("done")
     assert c.status() == "Stopped."
