@@ -74,14 +74,13 @@ def selector_costs(arms: int = 21, k: int = 5, block: int = 3, rounds: int = 200
     """Microseconds that every selector takes: the fastest tenth of its rounds, because other work disturbs the rest.
 
     Returns:
-        by selector, ``update``: learning from a round of ``block`` tokens, ``choose``: the next choice.
+        by selector (but those that need options), ``update``: learning from a round of ``block`` tokens, ``choose``:
+        the next choice.
     """
     rng = np.random.default_rng(0)
     names, found = [f"arm {i}" for i in range(arms)], {}
     clock = np.linspace(10.0, 12.0, arms * (k + 1)).reshape(arms, k + 1)
-    for name in SELECTORS:
-        if name == "router":  # reads the prompt once, and needs a model
-            continue
+    for name in (name for name, kind in SELECTORS.items() if not kind.needs_options):
         selector = make_selector(name, names, [k] * arms, np.random.default_rng(0), {})
         spent = []
         for _ in range(rounds):

@@ -189,6 +189,18 @@ def test_hydra_learns(target, features, tmp_path) -> None:
     assert len(tokens_of(rounds)) / len(rounds) > 1.2
 
 
+def test_matrices_are_muons_and_everything_else_learns_more_slowly(target) -> None:
+    head, delta = recipes.new_head(target, (0, 1, 2), 0), recipes.new_delta(recipes.new_head(target, (0, 1, 2), 0), 4)
+    both, small = heads.Optimizer(head, QUICK), heads.Optimizer(delta, QUICK)
+    for optimizer in (both, small):
+        optimizer.set_lr(0.4)
+    found = {type(part).__name__: part.param_groups[0] for part in both.parts}
+    assert {p.ndim for p in found["Muon"]["params"]} == {2}
+    assert {p.ndim for p in found["AdamW"]["params"]} == {1}
+    assert (found["Muon"]["lr"], found["AdamW"]["lr"]) == (0.4, 0.1)
+    assert [(type(part).__name__, part.param_groups[0]["lr"]) for part in small.parts] == [("AdamW", 0.1)]
+
+
 def test_training_goes_on_where_it_was(target, features, tmp_path) -> None:
     """Interrupted after half, then resumed: as many positions, and better than the half."""
     kept = {"sql": load(features, "sql")}

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdemo.cli import parser as cli_parser
 from specdemo.metrics import text, token_ids
+from specdemo.selectors import make_selector
 from specdemo.store import Store
 from specdemo.types import Message, Request, Round, Sampling, SpecdemoError
 from specdemo.ui import live as ui_live
@@ -198,4 +200,6 @@ def test_examples_and_choices_come_from_the_package() -> None:
     assert len({e.domain for e in backend.examples()}) >= 4
     assert {"hedgespec", "none"} <= {s.name for s in backend.selectors()}
     assert all(s.about for s in backend.selectors())
+    for listed in backend.selectors():  # a visitor gives no options: what is listed works without
+        make_selector(listed.name, ["a", "b"], [4, 4], np.random.default_rng(0), {}, (1, 2)).choose()
     assert backend.pools()[0].name == "embedded"

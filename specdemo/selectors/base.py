@@ -22,9 +22,11 @@ class BaseSelector:
 
     Attributes:
         prompt: token ids of the prompt, set before the first choice, for selectors that read it.
+        needs_options: it works only with options that have no default, so a list without options leaves it out.
     """
 
     information: ClassVar[Information] = "none"
+    needs_options: ClassVar[bool] = False
     prompt: tuple[int, ...] = ()
 
     def __init__(self, arms: Sequence[str], lengths: Sequence[int], rng: np.random.Generator) -> None:

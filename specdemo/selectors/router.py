@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,8 @@ class Router(BaseSelector):
 
     In the snapshot ``estimate`` is the classifier's probability of each arm.
     """
+
+    needs_options: ClassVar[bool] = True
 
     def __init__(self, arms: Sequence[str], lengths: Sequence[int], rng: np.random.Generator, model: str = "") -> None:
         super().__init__(arms, lengths, rng)

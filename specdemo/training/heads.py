@@ -21,6 +21,7 @@ from specdemo.types import SpecdemoError
 
 PROMPT = -1.0  # marks a prompt's tokens
 ENOUGH = 0.3  # share of answers in a row that is worth its time when only answers count
+ADAM = 0.25  # AdamW's learning rate, in Muon's
 COUNT = 10  # every so many updates the progress bar tells how often the head is right
 DECAY = 0.8  # weight of each later step, as in EAGLE-3
 
@@ -226,17 +227,20 @@ class Optimizer:
         others = [p for p in learner.parameters() if p.ndim != 2]
         decay = recipe.weight_decay
         self.parts: list[torch.optim.Optimizer] = []
+        self.rates: list[float] = []  # of each part, in the recipe's
         if matrices:
             muon = torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
             self.parts.append(muon)
+            self.rates.append(1.0)
         if others:
-            self.parts.append(torch.optim.AdamW(others, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=decay))
+            self.parts.append(torch.optim.AdamW(others, lr=ADAM * recipe.lr, betas=(0.9, 0.95), weight_decay=decay))
+            self.rates.append(ADAM)
 
     def set_lr(self, lr: float) -> None:
-        """Learning rate of the next step."""
-        for part in self.parts:
+        """Muon's learning rate in the next step; AdamW's follows."""
+        for part, rate in zip(self.parts, self.rates, strict=True):
             for group in part.param_groups:
-                group["lr"] = lr
+                group["lr"] = rate * lr
 
     def step(self) -> None:
         """Update, and forget the gradients."""

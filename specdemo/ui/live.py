@@ -71,7 +71,7 @@ class Live:
 
     def selectors(self) -> list[Option]:
         """See :class:`Backend`."""
-        return [Option(name, summary(name), selector_options(name)) for name in SELECTORS]
+        return [Option(n, summary(n), selector_options(n)) for n, s in SELECTORS.items() if not s.needs_options]
 
     def examples(self) -> list[Example]:
         """See :class:`Backend`."""
