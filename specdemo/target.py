@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,8 @@ class HFTarget:
         self.tokenizer = HFTokenizer(tokenizer)
         self.name = name or model.config.name_or_path or type(model).__name__
         self.device, self.dtype = model.device, model.dtype
+        # transformers renamed it; 5.20, the last release for Python 3.10, has the old name
+        self._cache = "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
         self.kinds, self.sliding = layer_kinds(model.config), sliding_window(model.config)
         self.eos = _eos(model, tokenizer)
         self.window = _window(model.config)
@@ -232,7 +235,7 @@ class HFTarget:
         Returns:
             logits [1, rows, V] and hidden states [1, rows, width] at ``layers``, in the model's dtype.
         """
-        output = self._run(self.model, SlotCache(keys, values, slots, layout), tokens, positions, mask)
+        output = self.run(self.model, SlotCache(keys, values, slots, layout), tokens, positions, mask)
         return output.logits, self._hidden(output, tokens)
 
     @torch.no_grad()
@@ -240,24 +243,25 @@ class HFTarget:
         self, keys: list[Tensor], values: list[Tensor], tokens: Tensor, positions: Tensor, slots: Tensor, mask: Mask
     ) -> Tensor:
         """As :meth:`forward` without logits: the prompt. Returns the hidden states."""
-        output = self._run(self.model.base_model, SlotCache(keys, values, slots), tokens, positions, mask)
+        output = self.run(self.model.base_model, SlotCache(keys, values, slots), tokens, positions, mask)
         return self._hidden(output, tokens)
 
     @torch.no_grad()
     def logits(self, cache: SlotCache, tokens: Tensor, positions: Tensor, mask: Mask) -> Tensor:
         """[1, rows, V] as :meth:`forward`, with a cache of another arrangement."""
-        logits: Tensor = self._run(self.model, cache, tokens, positions, mask).logits
+        logits: Tensor = self.run(self.model, cache, tokens, positions, mask).logits
         return logits
 
-    def _run(self, model: Any, cache: SlotCache, tokens: Tensor, positions: Tensor, mask: Mask) -> Any:
+    def run(self, model: Any, cache: SlotCache, tokens: Tensor, positions: Tensor, mask: Mask) -> Any:
+        """What ``model``, the whole one or its base, says to [1, rows] tokens: transformers' own output."""
         return model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
-            cache=cache,
             use_cache=True,
             return_dict=True,
             output_hidden_states=bool(self.layers),
+            **{self._cache: cache},
         )
 
     def _hidden(self, output: Any, tokens: Tensor) -> Tensor:
@@ -313,7 +317,7 @@ def _probe(target: HFTarget) -> tuple[list[tuple[tuple[int, ...], tuple[int, ...
         probe, columns = ShapeProbe(), torch.arange(7, device=target.device)
         behind = columns[:, None] - columns
         mask = target.masks(behind >= 0, behind)
-        model(input_ids=tokens, position_ids=columns[None], attention_mask=mask, cache=probe, use_cache=True)
+        target.run(model, probe, tokens, columns[None], mask)
         if not probe.shapes:
             raise NotImplementedError("it keeps no keys and values in the cache it is given")
         target.shapes = probe.shapes
