@@ -248,20 +248,26 @@ def _pools() -> Any:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """Let selectors write the same synthetic texts; what each loses against the best fixed arm."""
+    """Let selectors write the same texts, synthetic or recorded; what each loses against the best fixed arm."""
     from specdemo.evaluation import simulate as simulation
+    from specdemo.evaluation.recorded import load
     from specdemo.evaluation.worlds import World
 
     selectors = simulation.SELECTORS if args.selectors is None else tuple(args.selectors.split(","))
-    work = args.rounds * args.seeds * len(selectors)  # a process takes about a second to start
-    processes = args.processes or (min(os.cpu_count() or 1, max(1, args.seeds)) if work > 50_000 else 1)
+    recorded = args.world.endswith(".npz")  # texts to their ends, all of them
+    rounds = (10**6 if recorded else 300) if args.rounds is None else args.rounds
+    seeds = (10**6 if recorded else 20) if args.seeds is None else args.seeds
+    work = rounds * seeds * len(selectors)  # a process takes about a second to start
+    processes = args.processes or (min(os.cpu_count() or 1, max(1, seeds)) if work > 50_000 else 1)
     results = []
     try:
         for arms in args.arms:
-            world = World(args.world, arms, args.gap, args.base, args.segment, tuple(args.cost), args.evaluation_cost)
-            results += simulation.simulate(
-                world, selectors, args.rounds, args.seeds, args.k, args.signal, processes=processes
+            world = (
+                load(Path(args.world), args.alternate)
+                if recorded
+                else World(args.world, arms, args.gap, args.base, args.segment, tuple(args.cost), args.evaluation_cost)
             )
+            results += simulation.simulate(world, selectors, rounds, seeds, args.k, args.signal, processes=processes)
     except SpecdemoError as error:
         raise UsageError(str(error)) from error
     print(json.dumps([r.to_dict() for r in results]) if args.json else simulation.table(results))

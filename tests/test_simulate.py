@@ -9,7 +9,8 @@ import pytest
 
 from specdemo.cli import main
 from specdemo.evaluation.simulate import SELECTORS, Setting, outcomes, simulate, table
-from specdemo.evaluation.tape import Tape, contender, tapes
+from specdemo.evaluation.tape import Tape, contender
+from specdemo.evaluation.texts import synthetic
 from specdemo.evaluation.worlds import WORLDS, Texts, World, write
 from specdemo.types import SpecdemoError
 
@@ -17,8 +18,8 @@ from specdemo.types import SpecdemoError
 def tape(bits: list[list[int]], rounds: int, k: int, **world: float) -> Tape:
     """The tape of one text given by its match bits [positions][arms]."""
     shown = np.array(bits, dtype=float)[None]
-    setting = Setting(World(arms=shown.shape[2], **world), (), rounds, k, "bits")  # type: ignore[arg-type]
-    (only,) = tapes(setting, Texts(shown, shown, shown > 0), [0])
+    made = World(arms=shown.shape[2], **world)  # type: ignore[arg-type]
+    (only,) = synthetic(Setting(made, (), rounds, k, "bits"), made, Texts(shown, shown, shown > 0), [0])
     return only
 
 

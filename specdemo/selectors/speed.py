@@ -29,9 +29,9 @@ class Speed(FullInformation):
     * ``err_g <- 0.99 err_g + (x - A_g)^2``, ``A_g = (X_g + 0.5) / (n_g + 1)``: how well this memory predicted it;
     * ``X_g <- g X_g + x``, ``D_g <- g D_g + rho``, ``n_g <- g n_g + 1``;
     * ``w_g ~ exp(-trust (err_g + 0.1 * [3, 2, 1, 0]_g))``;
-    * ``rho = sum_g w_g (D_g + strength s(A_g) + s(0.5)) / (n_g + strength + 1)``, ``s(A) = 1 / (1 + A + .. + A^k)``, the
-      density of an arm that accepts every position with probability A: strong shrinkage, as the starts of short runs
-      are noise.
+    * ``rho = sum_g w_g (D_g + strength s(A_g) + s(0.5)) / (n_g + strength + 1)``,
+      ``s(A) = 1 / (1 + A + .. + A^k)``, the density of an arm that accepts every position with probability A: strong
+      shrinkage, as the starts of short runs are noise.
 
     Plain decoding wins unless a draft promises to be ``margin`` faster: the best of many estimates is overrated.
     Constants were tuned in simulations. It follows drifting and alternating domains, but makes no promise against an
@@ -164,7 +164,7 @@ def _memories(text: str) -> Floats:
         found = np.array([float(part) for part in text.split("/")])
     except ValueError:
         found = np.array([-1.0])
-    if not (0 <= found[0] and found[-1] <= 1 and (np.diff(found) > 0).all()):
+    if not (found[0] >= 0 and found[-1] <= 1 and (np.diff(found) > 0).all()):
         raise SpecdemoError(f"memories is {text!r}; it must be rising numbers from 0 to 1, like 0.8/0.92/0.98/1.")
     return found[:, None]
 
