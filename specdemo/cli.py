@@ -250,6 +250,10 @@ def _train(p: argparse.ArgumentParser) -> None:
         else:
             q.add_argument("--heads", type=int, default=3, help="longest draft (default 3)")
 
+    q = steps.add_parser("router", help="train the selector router: which drafter a prompt wants")
+    q.add_argument("--world", action="append", required=True, metavar="FILE", help="recorded answers; repeatable")
+    q.add_argument("--out", required=True, metavar="FILE", help="an .npz file")
+
 
 def _evaluate(p: argparse.ArgumentParser) -> None:
     """What can be evaluated."""

@@ -309,6 +309,8 @@ def train(args: argparse.Namespace) -> int:
     from specdemo.training import distil, features, prompts, recipes
     from specdemo.training.heads import Recipe
 
+    if args.step == "router":
+        return _train_router(args)
     target = cast("HFTarget", load_pool(args.pool, args.dtype, args.device, args.compile, arms=False).target)
     if args.step == "distil":
         given = None if args.prompts is None else [row.prompt for row in read_files([args.prompts])]
@@ -326,6 +328,24 @@ def train(args: argparse.Namespace) -> int:
         recipes.train_specialist(target, read, args.domain, out, args.name, recipe, args.rank, args.vocabulary)
     else:
         recipes.train_hydra(target, read, args.domain, out, recipe, args.heads)
+    return OK
+
+
+def _train_router(args: argparse.Namespace) -> int:
+    """From recorded worlds: prompts, and the arm that was fastest on each."""
+    from collections import Counter
+
+    from specdemo.evaluation.recorded import load
+    from specdemo.evaluation.texts import best_arms
+    from specdemo.training.router import cross_validated, train_router
+
+    worlds = [load(Path(path)) for path in args.world]
+    prompts = [answer.prompt.tolist() for world in worlds for answer in world.answers]
+    best = [arm for world in worlds for arm in best_arms(world)]
+    train_router(prompts, best, args.out)
+    told = ", ".join(f"{arm} {count}" for arm, count in Counter(best).most_common())
+    known = f"; {cross_validated(prompts, best):.0%} of prompts it was not trained on are told rightly"
+    note(f"wrote {args.out}, from {len(best)} prompts ({told}){known if len(best) >= 10 else ''}")
     return OK
 
 

@@ -18,7 +18,7 @@ def tapes(setting: Setting, seeds: Sequence[int]) -> list[Tape]:
     """Texts of some seeds; of a recorded world, the answers of these numbers."""
     if isinstance(setting.world, Recording):
         costs = measured(setting.world)
-        return [Tape(setting, recorded(setting, setting.world, i, costs), costs) for i in seeds]
+        return [Tape(setting, recorded(setting, setting.world, i), costs) for i in seeds]
     positions = (setting.rounds + 1) * (setting.longest + 1)
     return synthetic(setting, setting.world, write(setting.world, seeds, positions), seeds)
 
@@ -70,7 +70,7 @@ def measured(world: Recording) -> Costs:
     return Costs(rounds / forward, (once / forward, position / forward), forward)
 
 
-def recorded(setting: Setting, world: Recording, i: int, costs: Costs) -> Text:
+def recorded(setting: Setting, world: Recording, i: int) -> Text:
     """Text i of a recorded world, and how many rounds each arm really needs for it."""
     parts = pieces(world, i)
     runs, shown, mean = joined(parts, setting.k)
@@ -89,6 +89,14 @@ def recorded(setting: Setting, world: Recording, i: int, costs: Costs) -> Text:
         prompt=tuple(parts[0][0].prompt.tolist()),
         names=world.names,
     )
+
+
+def best_arms(world: Recording) -> list[str]:
+    """The arm with the most tokens per second of every recorded answer, with its longest draft, at measured costs."""
+    costs, setting = measured(world), Setting(world, (), 1, world.k, "soft")
+    own = costs.round[np.arange(world.arms), world.lengths]
+    alone = [recorded(setting, world, i).alone for i in range(len(world.answers))]
+    return [world.names[int((lengths / own).argmax())] for lengths in alone]
 
 
 def _rounds(run: Sequence[int], k: int) -> int:
