@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +89,9 @@ class Recording:
 
 def save(recording: Recording, path: Path) -> None:
     """Write a recording as an .npz file, at once or not at all."""
-    flat = {name: np.array(getattr(recording, name)) for name in ("pool", "hash", "k", "names", "families", "lengths")}
+    flat: dict[str, Any] = {
+        name: np.array(getattr(recording, name)) for name in ("pool", "hash", "k", "names", "families", "lengths")
+    }
     for i, answer in enumerate(recording.answers):
         flat |= {f"{i}/{f.name}": np.array(getattr(answer, f.name)) for f in fields(answer)}
     path.parent.mkdir(parents=True, exist_ok=True)

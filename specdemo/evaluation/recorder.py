@@ -17,8 +17,9 @@ from tqdm import tqdm
 
 from specdemo.costs import scorer, timed
 from specdemo.evaluation.prompts import Prompt
-from specdemo.evaluation.recorded import BLOCKS, Floats, Ints, Recorded, Recording, load, save
+from specdemo.evaluation.recorded import BLOCKS, Ints, Recorded, Recording, load, save
 from specdemo.evaluation.replay import Answer, agreeing, answers, features
+from specdemo.evaluation.worlds import Floats
 from specdemo.sampling import Dice, Warp
 from specdemo.target import HFTarget, fixed_rows
 from specdemo.team import Features, Team

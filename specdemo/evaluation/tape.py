@@ -180,11 +180,9 @@ class Tape:
 
     def _rounds(self, selector: Selector, k: int) -> tuple[Ints, Ints, float]:
         """[rounds] arm, [rounds] tokens so far, and the whole cost."""
-        arms, ends, cost, s, told = [], [], 0.0, 0, 0
+        arms, ends, cost, s = list[int](), list[int](), 0.0, 0
         full, bandit = selector.information == "full", selector.information == "bandit"
-        times, runs, price = self.costs.round[:, : k + 1], self.text.runs, Mean()
-        price.value = self.costs.evaluation[0] + self.costs.evaluation[1]
-        calibration = Calibration(self.text.lengths, self.text.families) if full and self.text.families else None
+        times, runs, judge = self.costs.round[:, : k + 1], self.text.runs, _Judge(self.text, self.costs)
         last = len(self.text.shown) - 1  # where nothing can be drafted: the target's own token
         while s < self.text.end and len(arms) < self.setting.rounds:
             arm = selector.choose()
@@ -194,25 +192,47 @@ class Tape:
             divergence = acceptance = None
             if bandit and drafted:
                 divergence = float(self.sums[s + drafted, arm] - self.sums[s, arm]) / drafted
-            if calibration and drafted:
-                calibration.drafted(arm, s, np.arange(min(accepted + 1, drafted)) < accepted)
+            judge.drafted(arm, s, drafted, accepted)
             s += accepted + 1
-            if full and selector.due() and s < self.text.end:
-                acceptance, first, told = self.text.shown[told:s], told, s
-                price.add(self.costs.evaluation[0] + self.costs.evaluation[1] * len(acceptance))
-                cost += self.costs.evaluation[0] + self.costs.evaluation[1] * len(acceptance)
-                if calibration:
-                    calibration.judged(first, acceptance)
+            if full and s < self.text.end and selector.due():
+                acceptance = judge.judge(s)
             if drafted or not bandit:
-                factors = calibration.factors() if calibration else None
-                selector.update(
-                    RoundFeedback(
-                        arm, drafted, accepted, divergence, acceptance, acceptance, factors, times, price.value
-                    )
-                )
+                known = (divergence, acceptance, acceptance, judge.factors(), times, judge.price.value)
+                selector.update(RoundFeedback(arm, drafted, accepted, *known))
             arms.append(arm)
             ends.append(s)
-        return np.array(arms), np.array(ends), cost
+        return np.array(arms), np.array(ends), cost + judge.spent
+
+
+class _Judge:
+    """Evaluations of all arms: what they say, what they cost, and what drafts realise of it."""
+
+    def __init__(self, text: Text, costs: Costs) -> None:
+        self.text, self.costs, self.told, self.spent = text, costs, 0, 0.0
+        self.price = Mean(sum(costs.evaluation))
+        self.calibration = Calibration(text.lengths, text.families) if text.families else None
+
+    def drafted(self, arm: int, position: int, drafted: int, accepted: int) -> None:
+        """A draft was accepted so far."""
+        if self.calibration and drafted:
+            self.calibration.drafted(
+                arm, position, np.array(np.arange(min(accepted + 1, drafted)) < accepted, dtype=np.float64)
+            )
+
+    def judge(self, end: int) -> Floats:
+        """[positions, arms] acceptance of all positions since the last time."""
+        first, self.told = self.told, end
+        once, position = self.costs.evaluation
+        cost = once + position * (end - first)
+        self.price.add(cost)
+        self.spent += cost
+        if self.calibration:
+            self.calibration.judged(first, self.text.shown[first:end])
+        return self.text.shown[first:end]
+
+    def factors(self) -> Floats | None:
+        """Of acceptance by depth, where drafts fall behind their estimates."""
+        return self.calibration.factors() if self.calibration else None
 
 
 def checkpoints(rounds: int) -> Ints:
