@@ -16,6 +16,7 @@ from specdemo import __version__
 from specdemo.types import Message, Request, Sampling, SpecdemoError
 
 OK, FAILED, USAGE, DIFFERENT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+DOMAINS = ("code", "maths", "sql", "translation", "summarisation", "rag", "science", "chat", "questions")
 EPILOG = """\
 exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage, 3 --check found a difference,
 130 interrupted with ctrl-c, 141 the reader of the output went away
@@ -179,7 +180,9 @@ def _list(p: argparse.ArgumentParser) -> None:
 
 
 def _simulate(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--world", default="stationary", help="stationary, markov, domains, changes, drift or costs")
+    p.add_argument(
+        "--world", default="stationary", help="stationary, markov, domains, changes, drift, costs, or FILE.npz"
+    )
     p.add_argument("--arms", type=int, nargs="+", default=[21], metavar="N", help="numbers of arms (default 21)")
     p.add_argument("--gap", type=float, default=0.1, help="acceptance by which the best arm is ahead (default 0.1)")
     p.add_argument("--base", type=float, default=0.6, help="acceptance of the others (default 0.6)")
@@ -190,8 +193,11 @@ def _simulate(p: argparse.ArgumentParser) -> None:
     p.add_argument("--evaluation-cost", type=float, help="of evaluating all arms once, in target forwards")
     p.add_argument("--signal", choices=["soft", "bits"], default="soft", help="bits: as at temperature 0")
     p.add_argument("--selectors", help="with commas; options as hedgespec:signal=vr:choice=argmax (default: twelve)")
-    p.add_argument("--rounds", type=int, default=300, help="of every text (default 300)")
-    p.add_argument("--seeds", type=int, default=20, help="texts (default 20)")
+    p.add_argument(
+        "--alternate", type=int, default=0, metavar="N", help="recorded: two answers in turns, N tokens each"
+    )
+    p.add_argument("--rounds", type=int, help="of every text (default 300, or all of a recorded one)")
+    p.add_argument("--seeds", type=int, help="texts (default 20, or all that are recorded)")
     p.add_argument("--k", type=int, default=5, help="draft length (default 5)")
     p.add_argument("--processes", type=int, help="at work at once (default: as many as there are cores, if it pays)")
     p.add_argument("--json", action="store_true", help="print a JSON list, with curves of the regret")
@@ -244,6 +250,10 @@ def _train(p: argparse.ArgumentParser) -> None:
         else:
             q.add_argument("--heads", type=int, default=3, help="longest draft (default 3)")
 
+    q = steps.add_parser("router", help="train the selector router: which drafter a prompt wants")
+    q.add_argument("--world", action="append", required=True, metavar="FILE", help="recorded answers; repeatable")
+    q.add_argument("--out", required=True, metavar="FILE", help="an .npz file")
+
 
 def _evaluate(p: argparse.ArgumentParser) -> None:
     """What can be evaluated."""
@@ -268,9 +278,20 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
     q.add_argument("--baseline", metavar="A", help="what ratios are against (default: the first selector)")
     _add_estimates(q)
     _add_runs(q)
+    q = kind("record", "what every drafter would do at every position of greedy answers, for `specdemo simulate`")
+    _add_training_prompts(q)
+    q.add_argument("--answers", metavar="FILE", help="answers to use; missing ones are written there (default: by OUT)")
+    q.add_argument("--out", required=True, metavar="FILE", help="an .npz file; goes on where it was")
     q = kind("ledger", "estimated rounds of every drafter against really run ones; goes on where it was")
     q.add_argument("--writer", default="random", metavar="A", help="selector that writes the text (default random)")
     _add_runs(q)
+
+
+def _add_training_prompts(p: argparse.ArgumentParser) -> None:
+    text = "training prompts of this domain instead of files, repeatable"
+    p.add_argument("--domain", action="append", choices=DOMAINS, help=text)
+    p.add_argument("--count", type=int, default=10, metavar="N", help="of each domain (default 10)")
+    p.add_argument("--seed", type=int, default=1, help="of these prompts; 0 are those that heads are trained on")
 
 
 def _add_runs(p: argparse.ArgumentParser) -> None:

@@ -248,20 +248,26 @@ def _pools() -> Any:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """Let selectors write the same synthetic texts; what each loses against the best fixed arm."""
+    """Let selectors write the same texts, synthetic or recorded; what each loses against the best fixed arm."""
     from specdemo.evaluation import simulate as simulation
+    from specdemo.evaluation.recorded import load
     from specdemo.evaluation.worlds import World
 
     selectors = simulation.SELECTORS if args.selectors is None else tuple(args.selectors.split(","))
-    work = args.rounds * args.seeds * len(selectors)  # a process takes about a second to start
-    processes = args.processes or (min(os.cpu_count() or 1, max(1, args.seeds)) if work > 50_000 else 1)
+    recorded = args.world.endswith(".npz")  # texts to their ends, all of them
+    rounds = (10**6 if recorded else 300) if args.rounds is None else args.rounds
+    seeds = (10**6 if recorded else 20) if args.seeds is None else args.seeds
+    work = rounds * seeds * len(selectors)  # a process takes about a second to start
+    processes = args.processes or (min(os.cpu_count() or 1, max(1, seeds)) if work > 50_000 else 1)
     results = []
     try:
         for arms in args.arms:
-            world = World(args.world, arms, args.gap, args.base, args.segment, tuple(args.cost), args.evaluation_cost)
-            results += simulation.simulate(
-                world, selectors, args.rounds, args.seeds, args.k, args.signal, processes=processes
+            world = (
+                load(Path(args.world), args.alternate)
+                if recorded
+                else World(args.world, arms, args.gap, args.base, args.segment, tuple(args.cost), args.evaluation_cost)
             )
+            results += simulation.simulate(world, selectors, rounds, seeds, args.k, args.signal, processes=processes)
     except SpecdemoError as error:
         raise UsageError(str(error)) from error
     print(json.dumps([r.to_dict() for r in results]) if args.json else simulation.table(results))
@@ -303,6 +309,8 @@ def train(args: argparse.Namespace) -> int:
     from specdemo.training import distil, features, prompts, recipes
     from specdemo.training.heads import Recipe
 
+    if args.step == "router":
+        return _train_router(args)
     target = cast("HFTarget", load_pool(args.pool, args.dtype, args.device, args.compile, arms=False).target)
     if args.step == "distil":
         given = None if args.prompts is None else [row.prompt for row in read_files([args.prompts])]
@@ -320,6 +328,24 @@ def train(args: argparse.Namespace) -> int:
         recipes.train_specialist(target, read, args.domain, out, args.name, recipe, args.rank, args.vocabulary)
     else:
         recipes.train_hydra(target, read, args.domain, out, recipe, args.heads)
+    return OK
+
+
+def _train_router(args: argparse.Namespace) -> int:
+    """From recorded worlds: prompts, and the arm that was fastest on each."""
+    from collections import Counter
+
+    from specdemo.evaluation.recorded import load
+    from specdemo.evaluation.texts import best_arms
+    from specdemo.training.router import cross_validated, train_router
+
+    worlds = [load(Path(path)) for path in args.world]
+    prompts = [answer.prompt.tolist() for world in worlds for answer in world.answers]
+    best = [arm for world in worlds for arm in best_arms(world)]
+    train_router(prompts, best, args.out)
+    told = ", ".join(f"{arm} {count}" for arm, count in Counter(best).most_common())
+    known = f"; {cross_validated(prompts, best):.0%} of prompts it was not trained on are told rightly"
+    note(f"wrote {args.out}, from {len(best)} prompts ({told}){known if len(best) >= 10 else ''}")
     return OK
 
 

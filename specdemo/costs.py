@@ -80,7 +80,7 @@ def selector_costs(arms: int = 21, k: int = 5, block: int = 3, rounds: int = 200
     rng = np.random.default_rng(0)
     names, found = [f"arm {i}" for i in range(arms)], {}
     clock = np.linspace(10.0, 12.0, arms * (k + 1)).reshape(arms, k + 1)
-    for name in (name for name, kind in SELECTORS.items() if not kind.needs_options):
+    for name in (name for name, kind in SELECTORS.items() if kind.offered(names)):
         selector = make_selector(name, names, [k] * arms, np.random.default_rng(0), {})
         spent = []
         for _ in range(rounds):

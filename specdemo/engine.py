@@ -153,7 +153,9 @@ class _Run:
         self.times.verified(proposal.parents is not None, verify_ms)
         draft = Draft(arm, k, len(self.context) - len(tokens), proposal, p, verdict.path, tokens, drafted)
         judged = self._feed_back(draft)
-        feedback_ms = clock.lap()
+        feedback_ms, aside_ms = clock.lap(), 0.0
+        if self.full and self.finish:  # nobody will choose again: what is judged now is for display and regret
+            feedback_ms, aside_ms = 0.0, feedback_ms
 
         for drafter, verified in self._learners(arm, block, judged):
             drafter.observe(verified)
@@ -183,7 +185,8 @@ class _Run:
             snapshot=self.selector.snapshot(),
             start=self.start,
             other_ms=clock.lap(),
-            at_ms=self.at_ms + clock.total(),
+            at_ms=self.at_ms + clock.total() - aside_ms,
+            shadow_ms=aside_ms,
         )
         result = self._look_on(result, draft, judged, clock)
         self.times.ended(learn_ms, result.other_ms)
@@ -262,7 +265,7 @@ class _Run:
             realised = self.evaluation.drafted(draft)
             judged = self.evaluation.judge(self.shadow)
         evaluated = judged.report() if judged else None
-        return replace(result, realised=realised, evaluated=evaluated, shadow_ms=clock.lap())
+        return replace(result, realised=realised, evaluated=evaluated, shadow_ms=result.shadow_ms + clock.lap())
 
     def _learners(self, arm: int, block: Verified, judged: Judged | None) -> list[tuple[Drafter, Verified]]:
         """Who may learn from what: everybody from what was judged, else the drafter that drafted from its block."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from specdemo.cli import OK, UsageError
+from specdemo.cli import DOMAINS, OK, UsageError
 from specdemo.commands import note
 from specdemo.evaluation.prompts import Prompt, read_prompts
 from specdemo.models import shipped
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from specdemo.store import Store
     from specdemo.target import HFTarget
 
-DOMAIN_FILES = ("code", "maths", "sql", "translation", "summarisation", "rag", "science", "chat", "questions")
 MIXED = "mixed"  # prompts of two domains
 
 
@@ -36,7 +35,7 @@ def drafters(args: argparse.Namespace) -> int:
     unknown = set(args.arm or ()) - {arm.name for arm in pool.arms}
     if unknown:
         raise UsageError(f"The pool {pool.name} has no arm {', '.join(sorted(unknown))}.")
-    asked = measure.first_of_each(read(args.prompts or _shipped(DOMAIN_FILES)), args.per_domain)
+    asked = measure.first_of_each(read(args.prompts or _shipped(DOMAINS)), args.per_domain)
     rows = measure.evaluate(pool, asked, args.arm, args.k, args.max_new_tokens, Path(args.out))
     if args.publish:
         forward_ms = verify_curve(cast("HFTarget", pool.target), [args.k + 1], 10)[0]["median_ms"]
@@ -49,6 +48,36 @@ def drafters(args: argparse.Namespace) -> int:
         print(f"Mean acceptance length:\n\n{table.markdown(lengths)}")
         print(f"\nAgreement of the first drafted token:\n\n{table.markdown(agreement)}")
     return OK
+
+
+def record(args: argparse.Namespace) -> int:
+    """Record what every drafter would do at every position of greedy answers."""
+    from specdemo.evaluation import recorder
+
+    out = Path(args.out)
+    if out.suffix != ".npz":
+        raise UsageError(f"--out is {args.out}; a recorded world is an .npz file.")
+    asked = training_prompts(args.domain, args.count, args.seed) if args.domain else _prompts(args)
+    pool = load_pool(args.pool, args.dtype, args.device, args.compile)
+    kept = Path(args.answers) if args.answers else out.with_suffix(".jsonl")
+    world = recorder.record(pool, asked, args.k, args.max_new_tokens, out, kept)
+    round_ms, (once, position) = world.round_ms(), world.evaluation_ms()
+    note(
+        f"{len(world.answers)} answers in {out}; a forward takes {round_ms[0, 0]:.1f} ms, a round "
+        f"{round_ms[:, 1:].min():.1f} to {round_ms.max():.1f}, an evaluation {once:.1f} and {position:.1f} per token"
+    )
+    return OK
+
+
+def training_prompts(domains: Sequence[str], count: int, seed: int) -> list[Prompt]:
+    """Prompts of the training templates, ``count`` of each domain."""
+    from specdemo.training.prompts import write_prompts
+
+    return [
+        Prompt(f"{domain}-{seed}-{i}", domain, (text,))
+        for domain in domains
+        for i, text in enumerate(write_prompts(domain, count, seed))
+    ]
 
 
 def selectors(args: argparse.Namespace) -> int:
@@ -112,7 +141,7 @@ def _run(
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
     from specdemo.evaluation import measure
 
-    return measure.first_of_each(read(args.prompts or _shipped((*DOMAIN_FILES, MIXED))), args.per_domain)
+    return measure.first_of_each(read(args.prompts or _shipped((*DOMAINS, MIXED))), args.per_domain)
 
 
 def read(files: Sequence[str | Path]) -> list[Prompt]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,21 @@ class Learner(TableDrafter):
 
     def observe(self, verified: Verified) -> None:
         self.lessons.append(verified)
+
+
+def test_what_is_evaluated_at_the_end_is_not_part_of_the_answers_time() -> None:
+    class Slow(TableDrafter):
+        def catch_up(self, verified):
+            if verified.probs is not None:
+                time.sleep(0.02)
+            return super().catch_up(verified)
+
+    slow = pool(FakeTarget(table(V, 0), V), arm("x", lambda c: Slow(table(V, 1), "sample", c)))
+    rounds = list(generate(Request(**{**fields(FAKE), "options": {"m": 1}}), slow))
+    assert rounds[-1].evaluated is not None
+    assert rounds[-1].shadow_ms > 15 > rounds[-1].feedback_ms
+    assert all(r.feedback_ms > 15 > r.shadow_ms for r in rounds[:-1])
+    assert rounds[-1].at_ms == pytest.approx(sum(r.round_ms for r in rounds))
 
 
 @pytest.mark.parametrize("m", [1, 4])

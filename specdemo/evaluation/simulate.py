@@ -1,20 +1,22 @@
-"""Simulation: the very selectors of the engine on synthetic worlds, against the best fixed arm.
+"""Simulation: the very selectors of the engine on synthetic or recorded worlds, against the best fixed arm.
 
-Worlds are in worlds.py, how a text is written in tape.py; here are many texts, means and intervals.
+Worlds are in worlds.py and recorded.py, how a text is written in tape.py; here are many texts, means and intervals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
-from specdemo.evaluation.tape import Contender, Outcome, Setting, Signal, checkpoints, contender, tapes
-from specdemo.evaluation.worlds import Floats, World, write
+from specdemo.evaluation.recorded import Recording
+from specdemo.evaluation.tape import Contender, Outcome, Setting, Signal, checkpoints, contender
+from specdemo.evaluation.texts import measured, tapes
+from specdemo.evaluation.worlds import Floats, World
 from specdemo.types import SpecdemoError
 
 SELECTORS = (
@@ -48,6 +50,7 @@ class Result:
         switches: rounds with another arm than the last. ``best_arm_share``: share of rounds with an arm whose mean
             acceptance is the largest at that position.
         us_per_round: processor time of the simulation, mostly the selector's.
+        tokens_per_second: at measured costs, in recorded worlds; their curves have one point, the end of the text.
     """
 
     selector: str
@@ -67,6 +70,7 @@ class Result:
     switches: float
     best_arm_share: float
     us_per_round: float
+    tokens_per_second: float | None
     rounds: list[int]
     regret: list[float]
     regret_lows: list[float]
@@ -78,7 +82,7 @@ class Result:
 
 
 def simulate(
-    world: World,
+    world: World | Recording,
     selectors: Sequence[str] = SELECTORS,
     rounds: int = 300,
     seeds: int = 20,
@@ -89,7 +93,8 @@ def simulate(
     """Let selectors write the same texts.
 
     Args:
-        world: see worlds.py. ``selectors``: as :func:`contender` reads them, also "oracle-static", "oracle-dynamic".
+        world: see worlds.py; or recorded: every text to its end, ``rounds`` and ``seeds`` at most, no ``signal`` but
+            what was recorded. ``selectors``: as :func:`contender` reads them, also "oracle-static", "oracle-dynamic".
         rounds: of every text. ``seeds``: texts, at least 2. ``k``: draft length.
         signal: what a position reveals: "soft", a = 1 - TV as when sampling, or "bits", match or not, as at
             temperature 0.
@@ -104,6 +109,12 @@ def simulate(
     if signal not in ("soft", "bits"):
         raise SpecdemoError(f"signal is {signal!r}; it is 'soft' or 'bits'.")
     setting = Setting(world, tuple(contender(text) for text in selectors), rounds, k, signal)
+    if isinstance(world, Recording):
+        seeds, setting = min(seeds, len(world.answers)), replace(setting, k=min(k, world.k))
+        if seeds < 2 or setting.longest > setting.k:
+            raise SpecdemoError(
+                f"{seeds} answers are recorded, with drafts of {world.k}; it takes at least two, and drafts no longer."
+            )
     blocks = [block.tolist() for block in np.array_split(np.arange(seeds), processes) if len(block)]
     if len(blocks) == 1:
         parts = [outcomes(setting, blocks[0])]
@@ -122,8 +133,7 @@ def outcomes(setting: Setting, seeds: Sequence[int]) -> list[list[Outcome]]:
     positions = (setting.rounds + 1) * (setting.longest + 1)
     at_once = max(1, 2_000_000 // (positions * setting.world.arms))  # texts in memory
     for first in range(0, len(seeds), at_once):
-        group = seeds[first : first + at_once]
-        batch = tapes(setting, write(setting.world, group, positions), group)
+        batch = tapes(setting, seeds[first : first + at_once])
         for row, c in zip(found, setting.contenders, strict=True):
             row.extend(tape.play(c) for tape in batch)
     return found
@@ -133,7 +143,9 @@ def summarise(setting: Setting, contender: Contender, found: Sequence[Outcome]) 
     """Means and intervals over seeds."""
     curve, half = _interval(np.array([o.regret for o in found]))
     gain, gain_half = _interval(np.array([100 * (o.fixed_cost / o.cost - 1) for o in found]))
-    tokens = sum(o.tokens for o in found)
+    tokens, rounds = sum(o.tokens for o in found), sum(o.rounds for o in found)
+    per_cost = tokens / sum(o.cost * o.tokens for o in found)
+    forward_ms = measured(setting.world).forward_ms if isinstance(setting.world, Recording) else None
     return Result(
         selector=contender.label,
         world=setting.world.name,
@@ -142,8 +154,8 @@ def summarise(setting: Setting, contender: Contender, found: Sequence[Outcome]) 
         regret_mean=float(curve[-1]),
         regret_low=float(curve[-1] - half[-1]),
         regret_high=float(curve[-1] + half[-1]),
-        tokens_per_round=tokens / (setting.rounds * len(found)),
-        tokens_per_cost=tokens / sum(o.cost * o.tokens for o in found),
+        tokens_per_round=tokens / rounds,
+        tokens_per_cost=per_cost,
         gain=float(gain),
         gain_low=float(gain - gain_half),
         gain_high=float(gain + gain_half),
@@ -151,8 +163,9 @@ def summarise(setting: Setting, contender: Contender, found: Sequence[Outcome]) 
         fixed_tokens_per_cost=float(np.mean([1 / o.fixed_cost for o in found])),
         switches=float(np.mean([o.switches for o in found])),
         best_arm_share=float(np.mean([o.best_share for o in found])),
-        us_per_round=1e6 * sum(o.cpu_s for o in found) / (setting.rounds * len(found)),
-        rounds=checkpoints(setting.rounds).tolist(),
+        us_per_round=1e6 * sum(o.cpu_s for o in found) / rounds,
+        tokens_per_second=1e3 * per_cost / forward_ms if forward_ms else None,
+        rounds=[round(rounds / len(found))] if forward_ms else checkpoints(setting.rounds).tolist(),
         regret=curve.tolist(),
         regret_lows=(curve - half).tolist(),
         regret_highs=(curve + half).tolist(),
@@ -163,12 +176,13 @@ def table(results: Sequence[Result]) -> str:
     """Results as text, one line each."""
     width = max(len("selector"), *(len(r.selector) for r in results))
     head = "arms     regret in rounds (95 %)  tokens/round  tokens/cost  against fixed  switches  best"
+    head += "  tokens/s" if any(r.tokens_per_second for r in results) else ""
     return "\n".join(
         [f"{'selector':<{width}} {head}"]
         + [
             f"{r.selector:<{width}} {r.arms:>4} {r.regret_mean:>9.1f} ({r.regret_low:>6.1f} to {r.regret_high:>6.1f})"
             f" {r.tokens_per_round:>13.2f} {r.tokens_per_cost:>12.2f} {r.gain:>+12.1f} % {r.switches:>9.0f}"
-            f" {100 * r.best_arm_share:>3.0f} %"
+            f" {100 * r.best_arm_share:>3.0f} %" + (f"{r.tokens_per_second:>10.1f}" if r.tokens_per_second else "")
             for r in results
         ]
     )

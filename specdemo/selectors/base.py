@@ -22,16 +22,19 @@ class BaseSelector:
 
     Attributes:
         prompt: token ids of the prompt, set before the first choice, for selectors that read it.
-        needs_options: it works only with options that have no default, so a list without options leaves it out.
     """
 
     information: ClassVar[Information] = "none"
-    needs_options: ClassVar[bool] = False
     prompt: tuple[int, ...] = ()
 
     def __init__(self, arms: Sequence[str], lengths: Sequence[int], rng: np.random.Generator) -> None:
         self.arms, self.lengths, self.rng = tuple(arms), np.array(lengths, dtype=float), rng
         self.chosen = -1
+
+    @classmethod
+    def offered(cls, arms: Sequence[str]) -> bool:
+        """Whether it works for these arms without options; a list without options leaves it out if not."""
+        return True
 
     def choose(self) -> int:
         """Index of the arm that drafts next; -1 for plain decoding."""

@@ -7,30 +7,31 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdemo.selectors.base import BaseSelector, Floats, within
+from specdemo.selectors.base import BaseSelector, Floats
+from specdemo.selectors.pace import Pace
 from specdemo.types import Information, RoundFeedback
 
 
 class FullInformation(BaseSelector):
-    """Every arm's acceptance at every committed position, brought by an evaluation every ``period`` rounds."""
+    """Every arm's acceptance at every committed position, brought by an evaluation now and then (pace.py)."""
 
     information: ClassVar[Information] = "full"
 
-    def __init__(self, arms: Sequence[str], lengths: Sequence[int], rng: np.random.Generator, period: int = 1) -> None:
+    def __init__(self, arms: Sequence[str], lengths: Sequence[int], rng: np.random.Generator, pace: Pace) -> None:
         super().__init__(arms, lengths, rng)
-        within("period", period, 1)
-        self.period, self.since = period, 0  # rounds since the last evaluation
+        self.pace = pace
 
     def due(self) -> bool:
-        """After every ``period``-th round."""
-        return self.since + 1 >= self.period
+        """As the pace is."""
+        return self.pace.due()
 
     def update(self, feedback: RoundFeedback) -> None:
         """Learn from an evaluation, if there was one."""
-        self.since += 1
+        evaluated = feedback.acceptance is not None
+        plain_ms = 0.0 if feedback.round_ms is None else float(feedback.round_ms[0, 0])
+        self.pace.passed(evaluated, feedback.arm >= 0, feedback.feedback_ms / plain_ms if plain_ms > 0 else 0.0)
         if feedback.acceptance is not None:
             assert feedback.ratio is not None
-            self.since = 0
             self.learn(feedback.acceptance, feedback.ratio, feedback.calibration)
 
     def learn(self, a: Floats, r: Floats, factors: Floats | None = None) -> None:

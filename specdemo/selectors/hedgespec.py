@@ -10,6 +10,7 @@ from specdemo.estimators import FORMS, Floats
 from specdemo.selectors.base import Known, draw, largest, one_of, within
 from specdemo.selectors.full import FullInformation
 from specdemo.selectors.learners import LEARNERS, Learner
+from specdemo.selectors.pace import Pace
 from specdemo.selectors.signals import SIGNALS
 from specdemo.types import Snapshot, SpecdemoError
 
@@ -27,7 +28,7 @@ class HedgeSpec(FullInformation):
             too); or "vr", virtual rounds (ours), which is what a round costs, and knows no delay.
         form: of "eal": "iw-a" (unbiased on committed text), "iw-b" (too, noisier) or "plug-in" (the paper's).
         choice: "sample" draws the arm from the weights, as the regret bound asks; "argmax" takes the heaviest.
-        period: rounds from one evaluation of all arms to the next.
+        period: rounds from one evaluation of all arms to the next; 0: by their cost (pace.py).
         discount: of "normalhedge": what is left of a regret a token later; 0.95 follows changing domains.
         eta: learning rate of "hedge" (0: the anytime rate) and "fixed-share" (0: its default, 2).
         alpha: share of "fixed-share".
@@ -50,7 +51,7 @@ class HedgeSpec(FullInformation):
         eta: float = 0.0,
         alpha: float = 0.01,
     ) -> None:
-        super().__init__(arms, lengths, rng, period)
+        super().__init__(arms, lengths, rng, Pace(period))
         one_of("learner", learner, tuple(LEARNERS))
         one_of("signal", signal, tuple(SIGNALS))
         one_of("form", form, FORMS)

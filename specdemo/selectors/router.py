@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdemo.models import shipped
 from specdemo.selectors.base import BaseSelector
 from specdemo.types import Snapshot, SpecdemoError
 
@@ -31,18 +31,19 @@ class Router(BaseSelector):
     The baseline that is perfect on the prompts it was trained for and breaks on others (HedgeSpec's Table 4).
 
     Args:
-        model: file written by ``specdemo.training.router``.
+        model: file that ``specdemo train router`` wrote; empty: the one that comes with specdemo, for a pool that has
+            all the arms it names.
 
     In the snapshot ``estimate`` is the classifier's probability of each arm.
     """
 
-    needs_options: ClassVar[bool] = True
-
     def __init__(self, arms: Sequence[str], lengths: Sequence[int], rng: np.random.Generator, model: str = "") -> None:
         super().__init__(arms, lengths, rng)
+        model = model or shipped_model(self.arms)
         if not model:
             raise SpecdemoError(
-                "The router has no model. Train one with specdemo.training.router and give its file: model=FILE."
+                "The router has no model for this pool. Train one with specdemo train router and give its file: "
+                "model=FILE."
             )
         self.model = read_router(model)
         if self.arms and not set(self.arms) & set(self.model.arms):
@@ -50,6 +51,11 @@ class Router(BaseSelector):
                 f"The router {model} was trained for {', '.join(self.model.arms)}; the pool has none of these arms."
             )
         self.probabilities: NDArray[np.float64] | None = None
+
+    @classmethod
+    def offered(cls, arms: Sequence[str]) -> bool:
+        """If a model for these arms comes with specdemo."""
+        return bool(shipped_model(arms))
 
     def choose(self) -> int:
         """The likeliest arm of those the pool has."""
@@ -90,6 +96,12 @@ def probabilities(model: RouterModel, prompts: Sequence[Sequence[int]]) -> NDArr
     return p
 
 
+def shipped_model(arms: Sequence[str]) -> str:
+    """The file that comes with specdemo, if there is one and all the arms it names are among these; else empty."""
+    path = shipped("assets") / "router.npz"
+    return str(path) if path.exists() and set(read_router(str(path)).arms) <= set(arms) else ""
+
+
 @lru_cache(maxsize=8)
 def read_router(path: str) -> RouterModel:
     """Read a file of :func:`write_router`.
@@ -102,7 +114,7 @@ def read_router(path: str) -> RouterModel:
             return RouterModel(tuple(file["arms"].tolist()), file["weights"])
     except (OSError, ValueError, KeyError) as error:
         raise SpecdemoError(
-            f"The router's model {path} cannot be read ({error}). Train one with specdemo.training.router."
+            f"The router's model {path} cannot be read ({error}). Train one with specdemo train router."
         ) from error
 
 

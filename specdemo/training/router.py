@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdemo.selectors.router import BUCKETS, RouterModel, features, write_router
+from specdemo.selectors.router import BUCKETS, RouterModel, features, probabilities, write_router
 from specdemo.types import SpecdemoError
 
 
@@ -46,3 +46,15 @@ def train_router(
     if path is not None:
         write_router(model, path)
     return model
+
+
+def cross_validated(prompts: Sequence[Sequence[int]], best: Sequence[str], folds: int = 5) -> float:
+    """Share of prompts whose best arm a router names that was trained without them (every ``folds``-th is left out)."""
+    right = 0
+    for fold in range(folds):
+        kept = [i for i in range(len(best)) if i % folds != fold]
+        model = train_router([prompts[i] for i in kept], [best[i] for i in kept])
+        left = range(fold, len(best), folds)
+        named = probabilities(model, [prompts[i] for i in left]).argmax(1) if left else ()
+        right += sum(model.arms[n] == best[i] for n, i in zip(named, left, strict=True))
+    return right / len(best)

@@ -71,7 +71,9 @@ class Live:
 
     def selectors(self) -> list[Option]:
         """See :class:`Backend`."""
-        return [Option(n, summary(n), selector_options(n)) for n, s in SELECTORS.items() if not s.needs_options]
+        pools = [[arm.name for arm in file.arms] for file in self._files.values()]
+        offered = [name for name, kind in SELECTORS.items() if any(kind.offered(arms) for arms in pools)]
+        return [Option(name, summary(name), selector_options(name)) for name in offered]
 
     def examples(self) -> list[Example]:
         """See :class:`Backend`."""

@@ -175,8 +175,8 @@ def test_mistakes_are_named() -> None:
         make("hedgespec", learner="hedge", discount=0.9)
     with pytest.raises(SpecdemoError, match="eal, vr, etap"):
         make("hedgespec", signal="luck")
-    with pytest.raises(SpecdemoError, match="period is 0; it must be at least 1"):
-        make("hedgespec", period=0)
+    with pytest.raises(SpecdemoError, match="period is -1; it must be at least 0"):
+        make("hedgespec", period=-1)
 
 
 def test_the_prompt_reaches_the_selector() -> None:

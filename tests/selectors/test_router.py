@@ -7,8 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specdemo.cli import main
+from specdemo.evaluation.recorded import Recorded, Recording, save
+from specdemo.evaluation.simulate import simulate
+from specdemo.evaluation.texts import best_arms
 from specdemo.selectors import make_selector
-from specdemo.selectors.router import features, probabilities
+from specdemo.selectors.router import Router, features, probabilities
 from specdemo.training.router import train_router
 from specdemo.types import SpecdemoError
 
@@ -35,6 +39,41 @@ def test_it_learns_and_is_read_again(tmp_path: Path) -> None:
         assert selector.choose() == selector.choose()
         assert selector.snapshot().estimate[0] == 0
         assert sum(v or 0 for v in selector.snapshot().estimate) == pytest.approx(1)
+
+
+def test_it_is_trained_on_a_recorded_world_and_found_by_the_pool_that_has_its_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arm a is right on one kind of prompts, b on the other; b costs more, but not that much; c is always right and
+    costs too much. The router's regret is that of knowing the kind."""
+    texts, kinds = prompts(60, 0)
+    n, k = 12, 3
+    left = np.minimum(np.arange(n - 1, -1, -1), k)[:, None]
+    answers = []
+    for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
+        runs = left * np.array([kind == "code", kind == "maths", True])
+        ms = np.array([[1.0, 2.0, 60.0], [3.0, 6.0, 180.0]])
+        answers.append(
+            Recorded(str(i), kind, np.array(text), np.arange(n), runs, 1.0 * (runs > 0), ms, 20.0, np.ones(4))
+        )
+    made = Recording("pool", "hash", k, ("a", "b", "c"), ("x",) * 3, (k,) * 3, answers)
+    assert best_arms(made) == [{"code": "a", "maths": "b"}[kind] for kind in kinds]
+    save(made, tmp_path / "world.npz")
+    (tmp_path / "assets").mkdir()
+    model = tmp_path / "assets" / "router.npz"
+    assert main(["train", "router", "--world", str(tmp_path / "world.npz"), "--out", str(model)]) == 0
+    assert "a 30, b 30" in (said := capsys.readouterr().err)
+    assert int(said.split("%")[0].split()[-1]) > 85
+    routed, fixed = simulate(made, (f"router:model={model}", "fixed:arm=a"), 99, 60, k)
+    assert routed.regret_mean == 0 < fixed.regret_mean
+    assert not Router.offered(["a", "b"])
+    monkeypatch.setattr("specdemo.selectors.router.shipped", lambda name: tmp_path / name)
+    assert Router.offered(["a", "b", "d"])
+    assert not Router.offered(["a", "d"])
+    chosen = make_selector("router", ["d", "b", "a"], [k] * 3, np.random.default_rng(0), {}, texts[0])
+    assert chosen.choose() == 2
+    with pytest.raises(SpecdemoError, match="no model for this pool"):
+        make_selector("router", ["d"], [k], np.random.default_rng(0), {})
 
 
 def test_features_see_order_and_are_bounded() -> None:

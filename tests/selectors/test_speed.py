@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from specdemo.types import RoundFeedback
+from specdemo.types import RoundFeedback, SpecdemoError
 from tests.selectors.worlds import make
 
 MEMORIES = (0.80, 0.92, 0.98, 1.0)
@@ -132,10 +133,10 @@ def test_no_draft_is_longer_than_its_arm_allows() -> None:
 def due_rounds(selector, rounds: int, feedback_ms: float, x: float) -> list[int]:
     done = []
     for t in range(rounds):
-        selector.choose()
+        arm = selector.choose()
         due = selector.due()
         seen = np.full((2, 2), x) if due else None
-        selector.update(feedback(seen, times(2, 4), feedback_ms))
+        selector.update(replace(feedback(seen, times(2, 4), feedback_ms), arm=arm))
         done += [t] if due else []
     return done
 
@@ -152,6 +153,39 @@ def test_evaluations_are_rare_while_plain_decoding_leads() -> None:
     done = due_rounds(make("speed", arms=2), 200, 0.5, x=0.0)
     assert np.diff(done)[-4:].tolist() == [24] * 4
     assert len(done) < 20
+
+
+def test_dear_evaluations_take_no_more_than_their_share() -> None:
+    """u = 0.75: at most 0.5 + 0.1 t plain rounds, all of them spent while drafting pays; a fixed period is obeyed."""
+    for feedback_ms in (3.0, 7.5, 15.0, 40.0):
+        done = due_rounds(make("speed", arms=2), 100, feedback_ms, x=0.8)
+        spent = [(i + 1) * feedback_ms / 10 for i in range(len(done))]
+        assert all(s <= 0.5 + 0.1 * (t + 1) or t == 0 for s, t in zip(spent, done, strict=True))
+        assert len(done) > min(14, 60 / feedback_ms)  # and they are not just forgotten
+    assert len(due_rounds(make("speed", arms=2), 100, 7.5, x=0.0)) <= 3
+    assert len(due_rounds(make("speed", arms=2, period=2), 100, 7.5, x=0.8)) == 50
+    assert len(due_rounds(make("hedgespec", arms=2, period=0), 100, 7.5, x=0.8)) <= 15
+
+
+def test_plain_decoding_wins_what_is_nearly_a_draw() -> None:
+    """Promised 1.05 and a little over: the margin decides."""
+    x = np.full((400, 1), 0.3)
+    for margin, wanted in ((0.0, 0), (0.2, -1)):
+        selector = make("speed", arms=1, k=1, margin=margin)
+        tell(selector, x, times(1, 1, slope=0.15))
+        assert selector.choose() == wanted
+
+
+def test_memories_are_an_option() -> None:
+    """One that forgets everything believes the last position."""
+    selector = make("speed", arms=1, k=1, memories="0", strength=0.0)
+    tell(selector, np.array([[1.0]] * 20 + [[0.0]]), times(1, 1))
+    low = selector.snapshot().estimate[0]
+    tell(selector, np.array([[1.0]]), times(1, 1))
+    assert selector.snapshot().estimate[0] > low + 0.2
+    for wrong in ("1/0.5", "much", "0.5/0.5", "0.5/2"):
+        with pytest.raises(SpecdemoError, match="rising numbers"):
+            make("speed", memories=wrong)
 
 
 def test_it_follows_a_change_of_domain() -> None:
