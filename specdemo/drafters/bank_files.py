@@ -9,12 +9,15 @@ A bank of EAGLE heads is a folder with the common head, and one small file per m
 
 Hydra heads are a folder with ``config.json`` (``format`` ``HYDRA``, ``heads``: fields of :class:`HydraConfig`,
 ``vocabulary``) and ``heads.safetensors`` (``vocab``, and the weights named as in :class:`HydraHeads`).
+
+Matrices are kept as int8 with a float32 scale per row (``<name>.scale``), half the size of bfloat16; in memory they
+have the target's type.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -34,8 +37,9 @@ from specdemo.target import HFTarget
 from specdemo.types import SpecdemoError
 
 Config = TypeVar("Config")
-FORMAT = "specdemo-bank-1"
-HYDRA = "specdemo-hydra-1"
+FORMAT = "specdemo-bank-2"
+HYDRA = "specdemo-hydra-2"
+SCALE = ".scale"
 
 
 def is_bank(folder: Path) -> bool:
@@ -52,8 +56,7 @@ def vocabulary_hash(tokenizer: Any) -> str:
 def write_head(folder: Path, head: EagleHead, tokenizer: Any) -> None:
     """Write the common head of a bank that has no members yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
-    save_file(weights, folder / "head.safetensors")
+    save_file(_packed(head.state_dict()), folder / "head.safetensors")
     config = {
         "format": FORMAT,
         "vocabulary": vocabulary_hash(tokenizer),
@@ -68,7 +71,7 @@ def write_member(
 ) -> None:
     """Add a member to a bank, or replace it. ``trained``: on what, for its card."""
     config = read_config(folder)
-    tensors = {} if delta is None else {n: p.to(torch.bfloat16).contiguous() for n, p in delta.state_dict().items()}
+    tensors = {} if delta is None else _packed(delta.state_dict())
     save_file({"vocab": vocab.to(torch.int32).contiguous(), **tensors}, folder / f"{name}.safetensors")
     config["members"][name] = {"rank": 0 if delta is None else delta.rank, "trained": dict(trained or {})}
     _write_config(folder, config)
@@ -115,7 +118,7 @@ def write_hydra(
 ) -> None:
     """Write Hydra heads that take rows of the target's LM head. ``trained``: on what, for their card."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in heads.state_dict().items()}
+    weights = _packed(heads.state_dict())
     save_file({"vocab": vocab.to(torch.int32).contiguous(), **weights}, folder / "heads.safetensors")
     config = {
         "format": HYDRA,
@@ -142,14 +145,35 @@ def read_hydra_heads(folder: Path, tokenizer: Any, vocab_size: int) -> tuple[Hyd
     return heads, vocab
 
 
+def _packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as int8 and a scale per row, vectors in bfloat16."""
+    packed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if not _is_matrix(tensor.shape):
+            packed[name] = tensor.to(torch.bfloat16).contiguous()
+            continue
+        scale = tensor.float().abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+        packed[name] = (tensor / scale).round().to(torch.int8).contiguous()
+        packed[name + SCALE] = scale.contiguous()
+    return packed
+
+
+def _is_matrix(shape: Sequence[int]) -> bool:
+    return len(shape) > 1 and shape[-2] > 1
+
+
 def _read(file: Path, expected: Mapping[str, Tensor], also: str = "") -> dict[str, Tensor]:
     tensors = read_safetensors(file)
     shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    shapes |= {name + SCALE: (*shape[:-1], 1) for name, shape in shapes.items() if _is_matrix(shape)}
     if also and also in tensors:
         shapes[also] = tuple(tensors[also].shape)
     elif also:
         shapes[also] = (-1,)
     demand(file, tensors, shapes)
+    for name in expected:
+        if name + SCALE in shapes:
+            tensors[name] = tensors[name] * tensors.pop(name + SCALE)
     demand_finite(file, {name: tensors[name] for name in expected})
     return tensors
 

@@ -71,7 +71,7 @@ def card(name: str, about: str, family: str, folder: Path, member: str, rows: Se
     lines = [
         f"# {name}\n",
         f"Draft head ({family}) for SmolLM2-135M-Instruct: {about}. Licence: Apache-2.0, as the target's.\n",
-        f"Files: {sizes} (bfloat16; no LM head of its own: it reads rows of the target's).",
+        f"Files: {sizes} (matrices int8; no LM head of its own: it reads rows of the target's).",
         f"Rank of the delta: {entry['rank']}.\n" if entry.get("rank") else "",
         _training(trained),
         *([str(trained["data"])] if "data" in trained else []),

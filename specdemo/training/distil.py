@@ -1,4 +1,4 @@
-"""The target writes what heads learn from: answers to training prompts, half of them greedy, half sampled."""
+"""The target writes what heads learn from: two answers to every training prompt, one greedy, one sampled."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def distil(
     seed: int = 0,
     progress: bool = True,
 ) -> Path:
-    """Write ``<domain>.jsonl`` in ``folder``: rows ``{"prompt", "gen", "sample"}`` as answers are complete; prompts
-    that the file has are not answered again.
+    """Write ``<domain>.jsonl`` in ``folder``: rows ``{"prompt", "gen", "sample"}`` as answers are complete; what the
+    file has is not answered again.
 
     Args:
         count: prompts. ``prompts``: these instead of those of the templates (prompts.py).
@@ -37,21 +37,22 @@ def distil(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{domain}.jsonl"
-    done = {json.loads(line)["prompt"] for line in _whole_lines(path)}
+    done = {(row["prompt"], row["sample"]) for row in map(json.loads, _whole_lines(path))}
     asked = list(prompts[:count] if prompts is not None else write_prompts(domain, count, seed))
-    missing = [(i, prompt) for i, prompt in enumerate(asked) if prompt not in done]
-    # an answer depends on its prompt's number, not on what is written beside it: even ones are greedy
-    tasks = [Task(_tokens(target, prompt), TEMPERATURE * (i % 2), seed + i) for i, prompt in missing]
+    wanted = [(i, prompt, sample) for i, prompt in enumerate(asked) for sample in (False, True)]
+    missing = [(i, prompt, sample) for i, prompt, sample in wanted if (prompt, sample) not in done]
+    # an answer depends on its prompt's number, not on what is written beside it
+    tasks = [Task(_tokens(target, prompt), TEMPERATURE * sample, seed + i) for i, prompt, sample in missing]
     with (
         path.open("a", encoding="utf-8") as file,
         tqdm(
-            total=len(asked), initial=len(asked) - len(missing), unit="answer", desc=domain, disable=not progress
+            total=len(wanted), initial=len(wanted) - len(missing), unit="answer", desc=domain, disable=not progress
         ) as bar,
     ):
         size = min(LONGEST, max((len(task.prompt) for task in tasks), default=0) + TOKENS)
         for number, answer in Writer(target, min(batch, max(1, len(tasks))), size, TOKENS).write(tasks):
-            row = {"prompt": missing[number][1], "gen": answer, "sample": bool(tasks[number].temperature)}
-            print(json.dumps(row), file=file, flush=True)
+            _, prompt, sample = missing[number]
+            print(json.dumps({"prompt": prompt, "gen": answer, "sample": sample}), file=file, flush=True)
             bar.update()
     return path
 

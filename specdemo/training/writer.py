@@ -1,7 +1,8 @@
 """The target writes many answers at once: rows of one forward, each the newest token of a text of its own.
 
-A row whose answer is complete takes the next prompt, so that no row waits for a longer one. Rows are written into slots
-as everywhere (slots.py): text i owns slots i * size to (i + 1) * size - 1 of one cache.
+A row whose answer is complete takes the next prompt, so that no row waits for a longer one; a prompt that is answered
+several times in a row is read once. Rows are written into slots as everywhere (slots.py): text i owns slots i * size to
+(i + 1) * size - 1 of one cache.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Writer:
         self.target, self.rows, self.size, self.longest = target, rows, min(size, target.window), longest
         self.keys, self.values = target.new_slots(rows * self.size)
         self.columns = torch.arange(self.size, device=target.device)
+        self._read: tuple[tuple[int, ...], slice] = (), slice(0)  # the prompt read last, and its text's slots
 
     @torch.no_grad()
     def write(self, tasks: Iterable[Task]) -> Iterator[tuple[int, list[int]]]:
@@ -98,16 +100,27 @@ class Writer:
         if given is None:
             return None
         number, task = given
-        read, here = torch.tensor([task.prompt[:-1]]), slice(place * self.size, (place + 1) * self.size)
-        if read.numel():
-            slots = self.columns[: read.shape[1]]
-            behind = slots[:, None] - self.columns
-            keys, values = ([x[:, :, here] for x in side] for side in (self.keys, self.values))
-            mask = self.target.masks(behind >= 0, behind)
-            self.target.read(keys, values, read.to(slots.device), slots[None], slots, mask)
+        here = slice(place * self.size, (place + 1) * self.size)
+        if self._read[0] == task.prompt:
+            self._copy(self._read[1], here)
+        elif len(task.prompt) > 1:
+            self._read_prompt(task.prompt, here)
+        self._read = task.prompt, here
         row = _Row(number, task)
         row.dice.manual_seed(task.seed)
         return row
+
+    def _read_prompt(self, prompt: tuple[int, ...], here: slice) -> None:
+        read = torch.tensor([prompt[:-1]], device=self.columns.device)
+        slots = self.columns[: read.shape[1]]
+        behind = slots[:, None] - self.columns
+        keys, values = ([x[:, :, here] for x in side] for side in (self.keys, self.values))
+        self.target.read(keys, values, read, slots[None], slots, self.target.masks(behind >= 0, behind))
+
+    def _copy(self, there: slice, here: slice) -> None:
+        """The prompt's keys and values to another text; what is behind the prompt is written over."""
+        for x in (*self.keys, *self.values):
+            x[:, :, here] = x[:, :, there].clone()
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[rows, V] logits after each row's newest token."""
