@@ -342,7 +342,9 @@ def test_an_off_by_one_is_not_accepted(defect: str, monkeypatch) -> None:
         )
     elif defect == "position":
         right = BankRun.last
-        monkeypatch.setattr(BankRun, "last", lambda self, m: self._run(slice(max(0, self.length - 2), self.length), None)[0, :1])
+        monkeypatch.setattr(
+            BankRun, "last", lambda self, m: self._run(slice(max(0, self.length - 2), self.length), None)[0, :1]
+        )
     else:
         monkeypatch.setattr(BankRun, "state", lambda self, m, outputs: torch.zeros_like(outputs))
     assert accepted(bank, model) < 1.6

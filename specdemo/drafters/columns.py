@@ -84,9 +84,9 @@ class Columns:
 
     def read(self, tokens: Sequence[int], at: int) -> None:
         """The text has grown by these tokens, the first of which is at position ``at``."""
-        if self.union.rows is None:
+        union, known, born = self.union, len(self._extra), len(self._born)
+        if union.rows is None:
             return
-        known, union, born = len(self._extra), self.union, len(self._born)
         for position, token in enumerate(tokens, at):
             column = union.column.get(token)
             if column is None:

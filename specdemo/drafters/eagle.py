@@ -89,10 +89,10 @@ class Eagle:
         shape, early = logits.shape[:2], (0, 0, min(first, len(self.text)) - start, 0)
         contexts = (self.text[:i] for _ in logits for i in range(first, len(self.text) + 1))
         if not (self.nodes or self.law.transform.greedy):
-            probs = self.law(rows, vocab, contexts).unflatten(0, shape)[:, :-1]
+            probs = self.law(rows, vocab, contexts).view(*shape, -1)[:, :-1]
             return Rows(F.pad(probs, early) if any(early) else probs, vocab=vocab)
         found = children(self.nodes, rows, vocab) if self.nodes else self.law.certain(rows, vocab, contexts)[:, None]
-        return Rows(children=F.pad(found.unflatten(0, shape)[:, :-1], early, value=-1))
+        return Rows(children=F.pad(found.view(*shape, -1)[:, :-1], early, value=-1))
 
     def _chain(self, k: int, rng: Rng) -> Proposal:
         run, member = self.run, self.member

@@ -226,18 +226,18 @@ class EagleHead(nn.Module):
         return cos, sin
 
     def prepare(self) -> None:
-        """Weights will not change any more: layers with the same input become one product, and views of its weight."""
+        """Weights will not change any more: layers with the same input become one product, of which they are views."""
         self.requires_grad_(False)
-        self.products = {}
-        together = (ATTENTION if self.config.version == 1 else self._entrance, ("gate_proj", "up_proj"))
-        for names in (*together, ("fc",), ("o_proj",), ("down_proj",)):
-            layers = [self.get_submodule(name) for name in names]
-            biases = [layer.bias if layer.bias is not None else layer.weight.new_zeros(len(layer.weight)) for layer in layers]
-            weight = torch.cat([layer.weight for layer in layers])
-            for layer, own in zip(layers, weight.split([len(layer.weight) for layer in layers]), strict=True):
+        entrance = ATTENTION if self.config.version == 1 else self._entrance
+        for names in (entrance, ("gate_proj", "up_proj"), ("fc",), ("o_proj",), ("down_proj",)):
+            layers: list[nn.Linear] = [getattr(self, name) for name in names]
+            weight, bias = torch.cat([layer.weight for layer in layers]), None
+            if any(layer.bias is not None for layer in layers):
+                biases: list[Tensor] = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in layers]
+                bias = torch.cat(biases)
+            for layer, own in zip(layers, torch.split(weight, [x.out_features for x in layers]), strict=True):
                 layer.weight.data = own
-            biased = any(layer.bias is not None for layer in layers)
-            self.products[names] = Product(weight, torch.cat(biases) if biased else None)
+            self.products[names] = Product(weight, bias)
 
     @property
     def _entrance(self) -> tuple[str, ...]:
@@ -256,7 +256,7 @@ class EagleHead(nn.Module):
         """Linear layers on one input: one product once weights are final."""
         if names not in self.products:
             return [self._own(name, x) for name in names]
-        return self.products[names](x).split([self._sizes[name][0] for name in names], -1)
+        return torch.split(self.products[names](x), [self._sizes[name][0] for name in names], -1)
 
     def _own(self, name: str, x: Tensor) -> Tensor:
         y: Tensor = getattr(self, name)(x)
