@@ -233,8 +233,7 @@ class EagleHead(nn.Module):
             layers: list[nn.Linear] = [getattr(self, name) for name in names]
             weight, bias = torch.cat([layer.weight for layer in layers]), None
             if any(layer.bias is not None for layer in layers):
-                biases: list[Tensor] = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in layers]
-                bias = torch.cat(biases)
+                bias = torch.cat([0 * x.weight[:, 0] if x.bias is None else x.bias for x in layers])
             for layer, own in zip(layers, torch.split(weight, [x.out_features for x in layers]), strict=True):
                 layer.weight.data = own
             self.products[names] = Product(weight, bias)
@@ -248,7 +247,7 @@ class EagleHead(nn.Module):
         return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)
 
     def _changed(self, x: Tensor, delta: Delta | None, *names: str) -> Sequence[Tensor]:
-        """Linear layers on one input, each with the members' deltas."""
+        """The same with the members' deltas."""
         own = self._linear(x, *names)
         return own if delta is None else [delta.add(name, x, y) for name, y in zip(names, own, strict=True)]
 
