@@ -77,7 +77,8 @@ class Eagle:
         """Nothing to learn."""
 
     def _judged(self, start: int) -> Tensor:
-        return self.run.judge(max(start, FIRST))
+        first = max(start, FIRST)
+        return self.run.judge(first)[:, : len(self.text) + 1 - first]  # others may have read more
 
     def _rows(self, logits: Tensor, vocab: Tensor | None, start: int) -> Rows:
         """What drafts would have begun with at the positions from ``start`` on.

@@ -233,7 +233,7 @@ class EagleHead(nn.Module):
             layers: list[nn.Linear] = [getattr(self, name) for name in names]
             weight, bias = torch.cat([layer.weight for layer in layers]), None
             if any(layer.bias is not None for layer in layers):
-                bias = torch.cat([0 * x.weight[:, 0] if x.bias is None else x.bias for x in layers])
+                bias = torch.cat([x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in layers])
             for layer, own in zip(layers, torch.split(weight, [x.out_features for x in layers]), strict=True):
                 layer.weight.data = own
             self.products[names] = Product(weight, bias)
