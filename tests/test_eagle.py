@@ -162,8 +162,11 @@ def test_members_asked_together_answer_as_each_alone(nodes: int, sampling: Sampl
         a, r = overlap(late, rows), likelihood_ratio(late, rows)
         assert a.shape == r.shape == (len(members), 23)
         for i, member in enumerate(members):
-            single = Eagle(bank, member, nodes, DraftContext((), Warp(sampling, 3), 40))
+            context = DraftContext((), Warp(sampling, 3), 40)
+            single = Eagle(bank, member, nodes, context)
             single.catch_up(heads.verified(text, read, 0, 1))
+            if members == order:  # another one has read more
+                Eagle(bank, 0, nodes, context).catch_up(heads.verified(text, read, 0, 24))
             for n in range(1, 24):
                 now = heads.verified(text, read, n, n + 1, law[n : n + 1])
                 own = single.catch_up(now)
