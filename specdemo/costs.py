@@ -23,7 +23,7 @@ from specdemo.types import Arm, DraftContext, Pool, Proposal, RoundFeedback, Sam
 
 @torch.no_grad()
 def drafting_costs(pool: Pool, k: int = 5, block: int = 4, context: int = 128, repeats: int = 20) -> dict[str, Any]:
-    """Median times after ``context`` tokens, and their ratios to a target forward that is timed in the same rounds.
+    """Median times after ``context`` tokens, and their ratios to a target forward right before.
 
     Returns:
         ``forward_ms``: target forward of a block. ``draft``: by arm, one drafted token (a tree: one level).
@@ -40,21 +40,21 @@ def drafting_costs(pool: Pool, k: int = 5, block: int = 4, context: int = 128, r
             team.level(i)
     score, rounds = scorer(target, fixed_rows(k + 1), context), []
     for _ in range(repeats + 1):
-        law = text.grow(block)
-        spent = {"forward": timed(score)}
+        law, spent = text.grow(block), dict[str, tuple[float, float]]()
         for name, team in teams.items():
             team.committed(law)
-            spent[name] = timed(team.judge)
-        spent |= {f"draft {i}": everybody.draft_ms(i, length) / length for i, length in enumerate(lengths)}
+            spent[name] = timed(score), timed(team.judge)  # as in a round, the forward leaves caches to the target
+        for i, length in enumerate(lengths):
+            spent[f"draft {i}"] = timed(score), everybody.draft_ms(i, length) / length
         rounds.append(spent)
 
     def median(what: str) -> dict[str, float]:
-        kept = rounds[1:]  # the first warms up
-        ratio = statistics.median(r[what] / r["forward"] for r in kept)
-        return {"ms": statistics.median(r[what] for r in kept), "ratio": ratio}
+        kept = [spent[what] for spent in rounds[1:]]  # the first warms up
+        ms, ratio = (statistics.median(x) for x in ([ms for _, ms in kept], [ms / forward for forward, ms in kept]))
+        return {"ms": ms, "ratio": ratio}
 
     return {
-        "forward_ms": median("forward")["ms"],
+        "forward_ms": statistics.median(forward for spent in rounds[1:] for forward, _ in spent.values()),
         "draft": {arm.name: median(f"draft {i}") for i, arm in enumerate(pool.arms)},
         "feedback": {name: {**median(name), "arms": len(team.drafters)} for name, team in teams.items()},
         "block": block,
