@@ -11,62 +11,77 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from specdemo.drafters.eagle import Eagle
-from specdemo.sampling import Dice, Warp
+from specdemo.sampling import Warp
 from specdemo.selectors import SELECTORS, make_selector
 from specdemo.target import HFTarget, fixed_rows
-from specdemo.types import Arm, DraftContext, Drafter, Pool, Proposal, RoundFeedback, Sampling, Verified
+from specdemo.team import Features, Team
+from specdemo.types import Arm, DraftContext, Pool, Proposal, RoundFeedback, Sampling
 
 
 @torch.no_grad()
 def drafting_costs(pool: Pool, k: int = 5, block: int = 4, context: int = 128, repeats: int = 20) -> dict[str, Any]:
-    """Median times after ``context`` tokens, beside a target forward that is timed in the same rounds.
+    """Median times after ``context`` tokens, and their ratios to a target forward right before.
 
     Returns:
-        ``forward_ms``: target forward of a block. ``draft_ms``: by arm, one drafted token (a tree: one level).
-        ``team_ms``: all arms together read ``block`` committed tokens and say what they would have drafted at each, as
-        a full-information selector wants it; ``heads_ms``: the EAGLE heads alone, ``heads`` of them.
+        ``forward_ms``: target forward of a block. ``draft``: by arm, one drafted token (a tree: one level).
+        ``feedback``: by team, all its arms read ``block`` committed tokens and say what they would have drafted at
+        each, as a full-information selector wants it. Both hold ``ms`` and ``ratio``; teams also ``arms``.
     """
     target = cast("HFTarget", pool.target)
-    text = _Text(target, context + block * (repeats + 1))
-    score = scorer(target, fixed_rows(k + 1), context)
-    start = DraftContext((), Warp(Sampling(), context), len(text.tokens) + 64)
-    drafters = {arm.name: arm.start(start) for arm in pool.arms}
-    for drafter in drafters.values():
-        drafter.catch_up(text.part(0, context, judged=False))
-    rounds = []
-    for i in range(repeats + 1):
-        new = text.part(context + i * block, context + (i + 1) * block, judged=True)
-        forward = timed(score)
-        draft = {arm.name: _draft_ms(arm, drafters[arm.name], k) for arm in pool.arms}
-        rounds.append((forward, draft, {name: timed(partial(d.catch_up, new)) for name, d in drafters.items()}))
-    kept = rounds[1:]  # the first warms up
-    heads = [name for name, drafter in drafters.items() if isinstance(drafter, Eagle)]
+    text = _Text(target, context, context + block * (repeats + 1))
+    start = DraftContext((), Warp(Sampling(), context), len(text.written) + 64)
+    teams = {name: Team([a.start(start) for a in arms], text.read, text.features, True) for name, arms in _teams(pool)}
+    everybody, lengths = teams["everybody"], [min(k, arm.k or k) for arm in pool.arms]
+    for team in teams.values():
+        for i in range(len(team.drafters)):
+            team.level(i)
+    score, rounds = scorer(target, fixed_rows(k + 1), context), []
+    for _ in range(repeats + 1):
+        law, spent = text.grow(block), dict[str, tuple[float, float]]()
+        for name, team in teams.items():
+            team.committed(law)
+            spent[name] = timed(score), timed(team.judge)  # as in a round, the forward leaves caches to the target
+        for i, length in enumerate(lengths):
+            spent[f"draft {i}"] = timed(score), everybody.draft_ms(i, length) / length
+        rounds.append(spent)
+
+    def median(what: str) -> dict[str, float]:
+        kept = [spent[what] for spent in rounds[1:]]  # the first warms up
+        ms, ratio = (statistics.median(x) for x in ([ms for _, ms in kept], [ms / forward for forward, ms in kept]))
+        return {"ms": ms, "ratio": ratio}
+
     return {
-        "forward_ms": statistics.median(forward for forward, _, _ in kept),
-        "draft_ms": {name: statistics.median(draft[name] for _, draft, _ in kept) for name in drafters},
-        "team_ms": statistics.median(sum(spent.values()) for _, _, spent in kept),
-        "heads_ms": statistics.median(sum(spent[name] for name in heads) for _, _, spent in kept),
-        "heads": len(heads),
+        "forward_ms": statistics.median(forward for spent in rounds[1:] for forward, _ in spent.values()),
+        "draft": {arm.name: median(f"draft {i}") for i, arm in enumerate(pool.arms)},
+        "feedback": {name: {**median(name), "arms": len(team.drafters)} for name, team in teams.items()},
         "block": block,
     }
 
 
+def _teams(pool: Pool, few: int = 8) -> list[tuple[str, tuple[Arm, ...]]]:
+    """Arms whose feedback is timed: a few heads of one kind, a few arms, all."""
+    heads = tuple(arm for arm in pool.arms if arm.family == "eagle" and not arm.nodes)
+    some = [("heads", heads[:few]), ("few", pool.arms[:few])]
+    return [*((name, arms) for name, arms in some if 0 < len(arms) < len(pool.arms)), ("everybody", pool.arms)]
+
+
 def costs_table(costs: dict[str, Any]) -> list[str]:
     """The result of :func:`drafting_costs` as lines of text."""
-    forward, block = costs["forward_ms"], f"for {costs['block']} committed tokens"
 
-    def line(name: str, ms: float, what: str) -> str:
-        return f"{name:>16}{ms:9.2f}{ms / forward:10.3f}  {what}"
+    def line(name: str, cost: dict[str, float], what: str) -> str:
+        return f"{name:>16}{cost['ms']:9.2f}{cost['ratio']:10.3f}  {what}"
 
     return [
         "",
-        f"drafting: ms, and share of a target forward ({forward:.1f} ms)",
-        *(line(name, ms, "per drafted token") for name, ms in costs["draft_ms"].items()),
-        line("EAGLE heads", costs["heads_ms"], f"{block}, {costs['heads']} of them"),
-        line("everybody", costs["team_ms"], f"{block}, {len(costs['draft_ms'])} arms"),
+        f"drafting: ms, and share of a target forward ({costs['forward_ms']:.1f} ms)",
+        *(line(name, cost, "per drafted token") for name, cost in costs["draft"].items()),
+        *(
+            line(name, cost, f"feedback of {cost['arms']} arms on {costs['block']} committed tokens")
+            for name, cost in costs["feedback"].items()
+        ),
     ]
 
 
@@ -102,27 +117,24 @@ def selectors_table(costs: dict[str, dict[str, float]]) -> list[str]:
 
 
 class _Text:
-    """Some text, as drafters are given it."""
+    """Some text that grows. It repeats itself: texts do not bring a new word with every token."""
 
-    def __init__(self, target: HFTarget, length: int) -> None:
+    def __init__(self, target: HFTarget, begin: int, length: int) -> None:
         self.target = target
-        self.tokens = [(7 + 11 * i) % target.vocab_size for i in range(length)]
+        self.written = [(7 + 11 * (i % 64)) % target.vocab_size for i in range(length)]
+        self.read = self.written[:begin]
         session = target.session(length, 1)
-        session.prefill(self.tokens)
-        hidden = session.hidden
-        self.features = None if hidden is None else torch.cat([torch.zeros_like(hidden[:1]), hidden])
+        session.prefill(self.written)
+        self._hidden = session.hidden
+        self.features = Features(length, None if self._hidden is None else self._hidden[: begin - 1])
 
-    def part(self, begin: int, end: int, judged: bool) -> Verified:
-        """Tokens ``begin`` to ``end``; ``judged``: with the target's law there, a point mass."""
-        tokens = torch.tensor(self.tokens[begin:end], device=self.target.device)
-        law = F.one_hot(tokens, self.target.vocab_size).float() if judged else None
-        features = None if self.features is None else self.features[begin:end]
-        return Verified(tuple(self.tokens[begin:end]), law, features)
-
-
-def _draft_ms(arm: Arm, drafter: Drafter, k: int) -> float:
-    depth = min(k, arm.k or k)
-    return timed(lambda: drafter.propose(depth, Dice(0))) / depth
+    def grow(self, block: int) -> Tensor:
+        """Commit some tokens. Returns the target's law there, point masses."""
+        begin, end = len(self.read), len(self.read) + block
+        self.read += self.written[begin:end]
+        self.features.append(self._hidden, range(begin - 1, end - 1))
+        tokens = torch.tensor(self.written[begin:end], device=self.target.device)
+        return F.one_hot(tokens, self.target.vocab_size).float()
 
 
 def scorer(target: HFTarget, rows: int, context: int) -> Callable[[], object]:

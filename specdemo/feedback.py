@@ -67,11 +67,12 @@ def _any_accepted(proposal: Proposal, law: Tensor, children: list[int]) -> Tenso
 
 def overlap(verified: Verified, rows: Rows) -> Floats:
     """[n] a = sum_v min(p, q) at each position. Point masses: p of the token, 0 where nothing was proposed. Trees: p of
-    all children together (HedgeSpec arXiv 2510.20064, Theorem 2)."""
+    all children together (HedgeSpec arXiv 2510.20064, Theorem 2). Of several drafters: [drafters, n]."""
     p = verified.probs
     assert p is not None
     if rows.children is not None:
-        a = p.gather(1, rows.children).sum(-1)
+        some = p.expand(*rows.children.shape[:-1], -1).gather(-1, rows.children.clamp_min(0))
+        a = (some * (rows.children >= 0)).sum(-1)
     elif rows.tokens is not None:
         tokens = torch.tensor(rows.tokens, device=p.device)
         a = p.gather(1, tokens.clamp_min(0)[:, None])[:, 0] * (tokens >= 0)
@@ -82,7 +83,8 @@ def overlap(verified: Verified, rows: Rows) -> Floats:
 
 
 def likelihood_ratio(verified: Verified, rows: Rows) -> Floats:
-    """[n] r = min(1, q(x) / p(x)) at each committed token x. Trees: 1 if it is among the children."""
+    """[n] r = min(1, q(x) / p(x)) at each committed token x. Trees: 1 if it is among the children. Of several drafters:
+    [drafters, n]."""
     p = verified.probs
     assert p is not None
     x = torch.tensor(verified.tokens, device=p.device)[:, None]
@@ -91,10 +93,8 @@ def likelihood_ratio(verified: Verified, rows: Rows) -> Floats:
         q = (rows.children == x).any(-1)
     elif rows.tokens is not None:  # q(x) = 1 if it is the proposed token
         q = (torch.tensor(rows.tokens, device=p.device)[:, None] == x)[:, 0]
-    elif rows.vocab is None:
-        assert rows.probs is not None
-        q = rows.probs.gather(1, x)[:, 0]
     else:
         assert rows.probs is not None
-        q = (rows.probs * (rows.vocab[None, :] == x)).sum(-1)
+        found, column = (x >= 0, x) if rows.vocab is None else (rows.vocab == x).max(-1, keepdim=True)
+        q = (rows.probs.gather(-1, column.expand(*rows.probs.shape[:-1], 1)) * found)[..., 0]
     return (q.double() / px.double()).clamp(max=1).nan_to_num(0.0).cpu().numpy()

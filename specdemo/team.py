@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from specdemo.calibration import Calibration
 from specdemo.feedback import Floats, draft_acceptance, likelihood_ratio, overlap
 from specdemo.sampling import Dice
-from specdemo.types import Drafter, Evaluated, Proposal, Verified
+from specdemo.types import Drafter, Evaluated, Proposal, Rows, Together, Verified
 
 DIGITS = 6  # of probabilities that are stored, for every position and arm
 
@@ -42,8 +42,9 @@ class Team:
     """Drafters on one growing text.
 
     Positions of the answer wait, with the target's laws, until :meth:`judge` asks what every drafter would have
-    proposed there; a drafter that has to draft in between reads them earlier, and what it would have proposed is kept.
-    So every position is judged exactly once for every drafter, in the order of the text, whenever that is.
+    proposed there; a drafter that has to draft in between reads them earlier, and what it would have proposed is kept,
+    unless it can tell later, together with others. So every position is judged exactly once for every drafter, in the
+    order of the text, whenever that is.
 
     Args:
         context: the text, which whoever made the team lets grow. ``features``: of the same text.
@@ -56,6 +57,7 @@ class Team:
         self.first = len(context)  # of the waiting positions
         self._laws: list[Tensor] = []
         self._kept: list[list[Floats]] = [[] for _ in self.drafters]  # [2, n] a and r of waiting positions
+        self._together = {arm: d for arm, d in enumerate(self.drafters) if isinstance(d, Together)}
 
     def committed(self, p: Tensor) -> None:
         """The context has grown by positions with the target's laws ``p`` [n, V]."""
@@ -66,13 +68,13 @@ class Team:
         """Let a drafter read what it has not seen."""
         if self.seen[arm] < len(self.context):
             verified = self._since(self.seen[arm])
+            if arm in self._together:
+                verified = replace(verified, probs=None)
             rows = self.drafters[arm].catch_up(verified)
             self.seen[arm] = len(self.context)
             if verified.probs is not None:
                 nothing = np.zeros((2, len(verified.tokens)))
-                self._kept[arm].append(
-                    nothing if rows is None else np.stack([overlap(verified, rows), likelihood_ratio(verified, rows)])
-                )
+                self._kept[arm].append(nothing if rows is None else _compared(verified, rows))
 
     def judge(self) -> Judged:
         """Everybody reads everything; what they would have proposed at the positions that waited."""
@@ -83,6 +85,9 @@ class Team:
         for arm, kept in enumerate(self._kept):
             a[:, arm], r[:, arm] = np.concatenate(kept, 1) if kept else (0.0, 0.0)
             kept.clear()
+        for arms in self._groups():
+            group = [self._together[arm] for arm in arms]
+            a[:, arms], r[:, arms] = _compared(waited, group[0].proposed(group, first)).transpose(0, 2, 1)
         self.first = len(self.context)
         self._laws.clear()
         return Judged(first, waited, a, r)
@@ -93,6 +98,13 @@ class Team:
         self.drafters[arm].propose(k, Dice(0))
         return 1e3 * (time.perf_counter() - begin)
 
+    def _groups(self) -> Iterable[list[int]]:
+        """Arms that are asked together."""
+        groups: dict[Hashable, list[int]] = {}
+        for arm, drafter in self._together.items():
+            groups.setdefault(drafter.group, []).append(arm)
+        return groups.values()
+
     def _since(self, position: int) -> Verified:
         """The text from a position on, with laws if they wait."""
         laws = None
@@ -100,6 +112,11 @@ class Team:
             self._laws = [torch.cat(self._laws)] if len(self._laws) > 1 else self._laws
             laws = self._laws[0][position - self.first :]
         return Verified(tuple(self.context[position:]), laws, self.features.since(position))
+
+
+def _compared(verified: Verified, rows: Rows) -> Floats:
+    """[2, ..., n] a and r."""
+    return np.stack([overlap(verified, rows), likelihood_ratio(verified, rows)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ Nothing here imports torch at run time: the user interface and the store read th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -183,7 +183,8 @@ class Rows:
 
     Exactly one of the three: ``probs`` [n, draft vocabulary] with ``vocab`` as in :class:`Proposal`; ``tokens`` [n],
     point masses, with -1 where the drafter had nothing to propose; or, for certain trees, ``children`` [n, width], all
-    the tokens that are tried at a position.
+    the tokens that are tried at a position, -1 where there are none. Of several drafters :class:`Together`: ``probs``
+    or ``children`` with a leading axis of drafters.
     """
 
     probs: Tensor | None = None
@@ -405,6 +406,22 @@ class Drafter(Protocol):
     def observe(self, verified: Verified) -> None:
         """Learn from verified tokens: those of a round it drafted, or, where all arms are evaluated, those that an
         evaluation brought (each exactly once). Frozen drafters pass."""
+        ...
+
+
+@runtime_checkable
+class Together(Drafter, Protocol):
+    """A drafter that can tell at any later time what it would have proposed, and does so together with others of its
+    group for little more than what one costs. Where it is asked later, it is not given laws to catch up with."""
+
+    @property
+    def group(self) -> Hashable:
+        """The same for all that can be asked together."""
+        ...
+
+    def proposed(self, group: Sequence[Any], start: int) -> Rows:
+        """What the drafters of the group, all of which have read the same text, would have proposed at the positions of
+        this text from ``start`` on."""
         ...
 
 

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from specdemo import bench, costs
+from specdemo.drafters import DRAFTERS
 from specdemo.selectors import SELECTORS
-from tests import tiny
+from specdemo.types import Arm, Pool
+from tests import heads, tiny
 
 
 def test_a_bench_is_json_and_a_table() -> None:
@@ -32,6 +34,20 @@ def test_selectors_are_timed_with_the_feedback_they_ask_for() -> None:
     assert found["random"]["update"] == found["none"]["update"] == 0
     assert min(cost["choose"] for cost in found.values()) > 0
     assert len(costs.selectors_table(found)) == 2 + len(found)
+
+
+def test_feedback_and_drafts_are_ratios_to_a_forward(tmp_path) -> None:
+    target = tiny.target()
+    folder = str(heads.bank(tmp_path / "bank"))
+    arms = [
+        Arm(str(i), "eagle", DRAFTERS["eagle"].load(target, model=folder, member=name, nodes=nodes), nodes=nodes)
+        for i, (name, nodes) in enumerate((("all", 0), ("some", 0), ("some", 6)))
+    ]
+    found = json.loads(json.dumps(costs.drafting_costs(Pool("x", target, tuple(arms)), k=3, context=20, repeats=3)))
+    assert list(found["draft"]) == ["0", "1", "2"]
+    assert {name: cost["arms"] for name, cost in found["feedback"].items()} == {"heads": 2, "everybody": 3}
+    assert all(cost["ratio"] > 0 < cost["ms"] for part in ("draft", "feedback") for cost in found[part].values())
+    assert len(costs.costs_table(found)) == 2 + 3 + 2
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -21,6 +21,7 @@ from specdemo.drafters.eagle import Eagle
 from specdemo.drafters.eagle_head import Delta, EagleHead
 from specdemo.engine import generate
 from specdemo.evaluation.replay import Answer, features, replay
+from specdemo.feedback import likelihood_ratio, overlap
 from specdemo.sampling import Dice, Warp
 from specdemo.training.unroll import Rows, unroll
 from specdemo.types import Arm, DraftContext, Pool, Proposal, Request, Sampling, SpecdemoError, Verified
@@ -87,41 +88,92 @@ def test_training_form_is_what_is_drafted(switches, member: int, target) -> None
     for n in range(2, 9):
         drafter = Eagle(bank, member, 0, DraftContext((), Warp(Sampling(), 0), 40))
         drafter.catch_up(heads.verified(text, read, 0, n))
-        outputs = drafter.ahead
+        outputs = drafter.run.last(member)
         for step, wanted in enumerate(steps):
             if n - 2 >= wanted.shape[1]:
                 break
             got = bank.head.readout(outputs[None], bank.members[member].delta)[0, 0]
             assert torch.allclose(got, wanted[0, n - 2], atol=1e-9), (n, step)
             if n + step < len(text):
-                state, at = drafter.run.state(member, outputs), torch.tensor([step])
-                outputs = drafter.run.extend(member, tokens[0, n + step][None], state, step, at)
+                state = drafter.run.state(member, outputs)
+                outputs = drafter.run.extend(member, tokens[0, n + step][None], state, step, step)
 
 
-def test_a_bank_in_one_batch_is_its_members_one_by_one(target) -> None:
-    bank, text = bank_of(target), list(range(10, 30))
-    read = heads.states(target, text)
-    both, alone = (BankRun(bank, 60) for _ in range(2))
-    for start, end in ((0, 9), (9, 10), (10, 14), (14, 20)):
-        both.read(start, heads.verified(text, read, start, end))
-        alone.read(start, heads.verified(text, read, start, end))
-        n = min(end - start, both.length)
-        for member in range(2):
-            single = alone._run(n, bank.members[member].delta)[0]
-            assert torch.allclose(both.outputs(member, n), single, atol=1e-9)
-            assert torch.allclose(both.last(member), single[-1:], atol=1e-9)
+def mixed_bank(target, grow: bool) -> Bank:
+    """Four members: vocabularies of different sizes that overlap, in no order; two deltas, of different rank."""
+    head = heads.wild(EagleHead(heads.config(mixed_residual=True))).double().requires_grad_(False)
+    bank = Bank(head, target.embedding, lambda: target.layer_columns((0, 1, 2)), target.lm_head if grow else None)
+    vocabularies = (torch.arange(4, 50, 3), heads.VOCAB, torch.arange(20, 40), torch.tensor([61, 8, 5, 11]))
+    for i, (rank, vocab) in enumerate(zip((0, 4, 2, 0), vocabularies, strict=True)):
+        delta = heads.wild(Delta(head.config, rank), seed=i).double().requires_grad_(False) if rank else None
+        bank.join(Member(str(i), delta, vocab, target.lm_head[vocab]))
+    return bank
 
 
-def test_logits_over_all_vocabularies_at_once_are_each_members_own(target) -> None:
-    bank, text = bank_of(target, grow=True), list(range(10, 30))
-    read, shared = heads.states(target, text), BankRun(bank, 60)
-    assert bank.union is not None
-    for start, end in ((0, 9), (9, 13), (13, 14)):
-        shared.read(start, heads.verified(text, read, start, end))
-        n = min(end - start, shared.length)
-        for member in range(2):
-            wanted = shared.own_logits(member, shared.outputs(member, n))
-            assert torch.allclose(shared.latest_logits(member, n), wanted, atol=1e-9)
+def text_that_repeats(n: int) -> list[int]:
+    """Tokens of everybody's, of some and of nobody's vocabulary, many of them again and again."""
+    return torch.randint(3, 64, (n,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.mark.parametrize("grow", [False, True])
+def test_logits_of_everybody_are_each_members_own(grow: bool, target) -> None:
+    """At every position those of a member that stands there, over what it may draft there, and nothing else: asked
+    at once, late and again, all members with their vocabularies and what the text has brought up to there."""
+    bank, text = mixed_bank(target, grow), text_that_repeats(40)
+    read, late = heads.states(target, text), bank.start(60, 10)
+    late.read(0, heads.verified(text, read, 0, 40))
+    for start, end in ((2, 9), (9, 10), (10, 26), (26, 40)):
+        run = bank.start(60, 10)
+        run.read(0, heads.verified(text, read, 0, start))
+        run.read(start, heads.verified(text, read, start, end))
+        together = run.judge(start)
+        assert together.shape[:2] == (4, end - start + 1)
+        assert torch.equal(run.judge(end)[:, 0], together[:, -1])
+        afterwards = late.judge(start)
+        for i, position in enumerate(range(start, end + 1)):
+            alone = bank.start(60, 10)
+            alone.read(0, heads.verified(text, read, 0, position))
+            for member in range(4):
+                wanted = torch.full((64,), float("-inf"), dtype=torch.float64)
+                wanted[alone.columns.own(member).ids] = alone.logits(member, alone.last(member))[0]
+                allowed = {*bank.members[member].vocab.tolist(), *(text[:position] if grow else ())}
+                assert allowed == set(torch.isfinite(wanted).nonzero()[:, 0].tolist())
+                for logits, columns in ((together, run.columns), (afterwards, late.columns)):
+                    got = torch.full_like(wanted, float("-inf"))
+                    got[columns.ids] = logits[member, i]
+                    assert torch.allclose(got, wanted, atol=1e-9), (position, member)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=7), Sampling(0.9, repetition_penalty=1.3)])
+@pytest.mark.parametrize("nodes", [0, 5])
+def test_members_asked_together_answer_as_each_alone(nodes: int, sampling: Sampling, target) -> None:
+    """What they would have proposed, whoever is asked, in whatever order: rows of one drafter at each position, at
+    once, against those of a group, late."""
+    bank, text, order = mixed_bank(target, grow=True), text_that_repeats(24), [2, 0, 3, 1]
+    read, law = heads.states(target, text), torch.rand(24, 64, dtype=torch.float64).softmax(-1)
+    for members in ([0, 1, 2, 3], order, [1]):
+        context = DraftContext((), Warp(sampling, 3), 40)
+        group = [Eagle(bank, member, nodes, context) for member in members]
+        for start, end in ((0, 1), (1, 5), (5, 24)):
+            for drafter in group:
+                drafter.catch_up(heads.verified(text, read, start, end))
+        rows = group[0].proposed(group, 1)
+        late = heads.verified(text, read, 1, 24, law[1:])
+        a, r = overlap(late, rows), likelihood_ratio(late, rows)
+        assert a.shape == r.shape == (len(members), 23)
+        for i, member in enumerate(members):
+            context = DraftContext((), Warp(sampling, 3), 40)
+            single = Eagle(bank, member, nodes, context)
+            single.catch_up(heads.verified(text, read, 0, 1))
+            if members == order:  # another one has read more
+                Eagle(bank, 0, nodes, context).catch_up(heads.verified(text, read, 0, 24))
+            for n in range(1, 24):
+                now = heads.verified(text, read, n, n + 1, law[n : n + 1])
+                own = single.catch_up(now)
+                assert a[i, n - 1] == pytest.approx(overlap(now, own)[0], abs=1e-9), (member, n)
+                assert r[i, n - 1] == pytest.approx(likelihood_ratio(now, own)[0], abs=1e-9), (member, n)
+        assert (a[:, 0] == 0).all()
+        assert (a[:, 1:] > 0).all()
 
 
 def test_switching_reads_nothing_again(target, monkeypatch) -> None:
@@ -214,13 +266,13 @@ def test_a_tree_keeps_the_likeliest_paths(target) -> None:
     read = heads.states(target, prompt)
     drafter = Eagle(bank, 1, 6, DraftContext((), Warp(Sampling(), 4), 40))
     drafter.catch_up(heads.verified(prompt, read, 0, 4))
-    run, first = drafter.run, drafter.ahead
+    run, first = drafter.run, drafter.run.last(1)
     scores = {}
-    law = run.logits(1, first, 0).log_softmax(-1)[0]
+    law = run.logits(1, first).log_softmax(-1)[0]
     for i, token in enumerate(heads.VOCAB.tolist()):
         scores[token,] = float(law[i])
-        after = run.extend(1, torch.tensor([token]), run.state(1, first), 0, torch.tensor([0]))
-        for j, p in enumerate(run.logits(1, after, 0).log_softmax(-1)[0].tolist()):
+        after = run.extend(1, torch.tensor([token]), run.state(1, first), 0, 0)
+        for j, p in enumerate(run.logits(1, after).log_softmax(-1)[0].tolist()):
             scores[token, heads.VOCAB[j].item()] = scores[token,] + p
     proposal, paths = drafter.propose(2, Dice(0)), [()]
     for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
@@ -293,7 +345,9 @@ def test_an_off_by_one_is_not_accepted(defect: str, monkeypatch) -> None:
         )
     elif defect == "position":
         right = BankRun.last
-        monkeypatch.setattr(BankRun, "last", lambda self, m: self._run(min(2, self.length), None)[0, :1])
+        monkeypatch.setattr(
+            BankRun, "last", lambda self, m: self._run(slice(max(0, self.length - 2), self.length), None)[0, :1]
+        )
     else:
         monkeypatch.setattr(BankRun, "state", lambda self, m, outputs: torch.zeros_like(outputs))
     assert accepted(bank, model) < 1.6

@@ -175,7 +175,7 @@ def test_heads_can_be_trained() -> None:
 def test_step_by_step_is_the_whole_text_at_once(family: str, target) -> None:
     """Every position and every head; blocks of all sizes, with and without verdicts, drafts in between."""
     bank, tokens, sampling = bank_of(family, target), text(46), Sampling(1.0)
-    full = [bank.heads.logits(i, r, bank.rows) for i, r in enumerate(bank.heads(states(tokens), embedded(tokens)))]
+    full = [bank.heads.logits(i, r, bank.lm_head) for i, r in enumerate(bank.heads(states(tokens), embedded(tokens)))]
     drafter, reading, dice, rows = started(bank, sampling), Reading(tokens), Dice(0), 0
     for turn, n in enumerate((9, 1, 4, 1, 1, 7, 2, 1, 3, 5, 1, 1, 4, 2, 1)):
         at, judged = reading.at, turn % 3 != 0
@@ -202,7 +202,7 @@ def test_a_chain_goes_on_from_its_own_drafts(family: str, target) -> None:
     drafts = drafter.propose(HEADS, Dice(0)).tokens
     hidden = torch.cat([states(tokens[:n])[:-1], torch.zeros(HEADS + 1, H, dtype=torch.float64)])  # n - 1 are known
     for i, read in enumerate(bank.heads(hidden, embedded([*tokens[:n], *drafts]))):
-        best = int(bank.heads.logits(i, read[n - 2], bank.rows).argmax())
+        best = int(bank.heads.logits(i, read[n - 2], bank.lm_head).argmax())
         assert drafts[i] == (best if bank.vocab is None else int(bank.vocab[best]))
 
 
@@ -447,7 +447,7 @@ def trained(family: str, target) -> HeadBank:
     optimizer = torch.optim.Adam(heads.parameters(), 3e-3)
     for _ in range(400):
         reads = heads(hidden, embeddings)
-        logits = [heads.logits(i, r[:, :-1], bank.rows) for i, r in enumerate(reads)]  # the last has no label
+        logits = [heads.logits(i, r[:, :-1], bank.lm_head) for i, r in enumerate(reads)]  # the last has no label
         labels = [texts[:, i + 2 :] for i in range(HEADS)]
         right = [(x.argmax(-1) == y).double().mean() for x, y in zip(logits, labels, strict=True)]
         if min(right) > 0.97:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from specdemo.drafters.bank import Bank, BankRun, Member
 from specdemo.drafters.bank_files import check_size, is_bank, read_head, read_member
@@ -15,6 +17,8 @@ from specdemo.drafters.law import Law
 from specdemo.drafters.tree import BEAM, DEEPEST, children, dynamic_tree
 from specdemo.target import HFTarget
 from specdemo.types import DraftContext, DrafterStart, Proposal, Rng, Rows, SpecdemoError, Target, Verified
+
+FIRST = 2  # position of the first token that a head can draft: it needs a token and the embedding of the next
 
 
 class Eagle:
@@ -27,72 +31,95 @@ class Eagle:
         self.member, self.nodes = member, nodes
         self.law = Law(context.transform, len(bank.embedding))
         self.text: list[int] = []
-        self.ahead: Tensor | None = None  # [1, hidden] raw output for the last committed pair
-        self.first: Tensor | None = None  # [1, draft vocabulary] its logits, once they are known
+
+    @property
+    def group(self) -> Hashable:
+        """See :class:`Together`: one bank, one shape of drafts."""
+        return self.run, self.nodes
 
     @torch.no_grad()
     def catch_up(self, verified: Verified) -> Rows | None:
         """Read committed tokens. What others of the bank have read already is not read again."""
-        before, start = self.ahead, len(self.text)
+        start = len(self.text)
         self.run.read(start, verified)
         self.text += verified.tokens
-        if verified.probs is None or before is None:
-            self.ahead, self.first = self.run.last(self.member) if self.run.length else None, None
-            return None if verified.probs is None else Rows(tokens=(-1,) * len(verified.tokens))
-        n, known = len(verified.tokens), self.run.extra.known
-        own = torch.cat([self._first(before), self.run.latest_logits(self.member, n)])
-        outputs = torch.cat([before, self.run.outputs(self.member, n)])
-        self.ahead, self.first = outputs[-1:], own[-1:]
-        logits = self.run.at(self.member, outputs[:-1], own[:-1], start)
-        vocab = self.run.vocab(self.member, known)
-        if self.nodes:
-            return Rows(children=children(self.nodes, logits, vocab))
-        contexts = (self.text[: start + i] for i in range(n))
-        return self.law.rows(logits, vocab, contexts)
+        if verified.probs is None:
+            return None
+        if not self.run.length:
+            return Rows(tokens=(-1,))  # nothing to start from
+        logits = self._judged(start)[self.member, None, :, self.run.columns.own(self.member).columns]
+        rows = self._rows(logits, self.run.vocab(self.member), start)
+        if rows.probs is not None:
+            return Rows(rows.probs[0], vocab=rows.vocab)
+        assert rows.children is not None
+        return Rows(children=rows.children[0]) if self.nodes else Rows(tokens=tuple(rows.children[0, :, 0].tolist()))
+
+    @torch.no_grad()
+    def proposed(self, group: Sequence[Eagle], start: int) -> Rows:
+        """See :class:`Together`."""
+        members = [drafter.member for drafter in group]
+        if not self.run.length:
+            return Rows(children=torch.full((len(group), len(self.text) - start, 1), -1))
+        logits = self._judged(start)
+        chosen = logits if members == list(range(len(logits))) else logits[members]
+        return self._rows(chosen, self.run.columns.ids, start)
 
     @torch.no_grad()
     def propose(self, k: int, rng: Rng) -> Proposal:
         """Draft a chain of ``k`` tokens, each drawn from the head's law after the run's sampling transforms, or a tree
         of that depth; nothing while the text is a single token, because the head has nothing to start from."""
         k = min(k, DEEPEST)
-        if self.ahead is None or k < 1:
+        if not self.run.length or k < 1:
             return Proposal(())
-        return self._tree(self.ahead, k) if self.nodes else self._chain(self.ahead, k, rng)
+        return self._tree(k) if self.nodes else self._chain(k, rng)
 
     def observe(self, verified: Verified) -> None:
         """Nothing to learn."""
 
-    def _first(self, ahead: Tensor) -> Tensor:
-        if self.first is None:
-            self.first = self.run.own_logits(self.member, ahead)
-        return self.first
+    def _judged(self, start: int) -> Tensor:
+        first = max(start, FIRST)
+        return self.run.judge(first)[:, : len(self.text) + 1 - first]  # others may have read more
 
-    def _chain(self, outputs: Tensor, k: int, rng: Rng) -> Proposal:
-        run, member, known = self.run, self.member, self.run.extra.known
+    def _rows(self, logits: Tensor, vocab: Tensor | None, start: int) -> Rows:
+        """What drafts would have begun with at the positions from ``start`` on.
+
+        Args:
+            logits: [members, n + 1, columns] of :meth:`BankRun.judge`. ``vocab``: target ids of its columns.
+        """
+        first, rows = max(start, FIRST), logits.flatten(0, 1)
+        shape, early = logits.shape[:2], (0, 0, min(first, len(self.text)) - start, 0)
+        contexts = (self.text[:i] for _ in logits for i in range(first, len(self.text) + 1))
+        if not (self.nodes or self.law.transform.greedy):
+            probs = self.law(rows, vocab, contexts).view(*shape, -1)[:, :-1]
+            return Rows(F.pad(probs, early) if any(early) else probs, vocab=vocab)
+        found = children(self.nodes, rows, vocab) if self.nodes else self.law.certain(rows, vocab, contexts)[:, None]
+        return Rows(children=F.pad(found.view(*shape, -1)[:, :-1], early, value=-1))
+
+    def _chain(self, k: int, rng: Rng) -> Proposal:
+        run, member = self.run, self.member
+        outputs, first = run.first(member)
 
         def step(i: int, token: int) -> Tensor:
             nonlocal outputs
-            at = torch.tensor([i], device=outputs.device)
-            outputs = run.extend(member, torch.tensor([token], device=at.device), run.state(member, outputs), i, at)
-            return run.logits(member, outputs, known)
+            tokens = torch.tensor([token], device=outputs.device)
+            outputs = run.extend(member, tokens, run.state(member, outputs), i, i)
+            return run.logits(member, outputs)
 
-        first = run.widened(member, outputs, self._first(outputs), known)
-        return self.law.chain(k, self.text, first, step, run.vocab(member, known), rng)
+        return self.law.chain(k, self.text, first, step, run.vocab(member), rng)
 
-    def _tree(self, outputs: Tensor, depth: int) -> Proposal:
-        run, member, known = self.run, self.member, self.run.extra.known
+    def _tree(self, depth: int) -> Proposal:
+        run, member = self.run, self.member
+        outputs, first = run.first(member)
         sees = torch.zeros(1, 0, dtype=torch.bool, device=outputs.device)  # drafted slots on each expanded node's path
 
         def expand(level: int, tokens: Tensor, parents: Tensor) -> Tensor:
             nonlocal outputs, sees
             used, own = sees.shape[1], torch.eye(len(tokens), dtype=torch.bool, device=sees.device)
             sees = torch.cat([sees[parents], own], 1)
-            states = run.state(member, outputs)[parents]
-            outputs = run.extend(member, tokens, states, used, torch.full_like(tokens, level), sees)
-            return run.logits(member, outputs, known)
+            outputs = run.extend(member, tokens, run.state(member, outputs)[parents], used, level, sees)
+            return run.logits(member, outputs)
 
-        first = run.widened(member, outputs, self._first(outputs), known)
-        return dynamic_tree(depth, self.nodes, first, expand, run.vocab(member, known))
+        return dynamic_tree(depth, self.nodes, first, expand, run.vocab(member))
 
 
 def load(target: Target, *, model: str, member: str = "", nodes: int = 0, grow: bool = True) -> DrafterStart:

@@ -10,13 +10,18 @@ have a leading axis of members, of size 1 where all members are the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specdemo.drafters.product import Product
+
 DELTAS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # what a member may change
+ATTENTION = ("q_proj", "k_proj", "v_proj")
+Turn = tuple[Tensor, Tensor]  # cosines and sines [n, head size] of n positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,23 @@ class EagleConfig:
     mixed_residual: bool = False
     norm_output: bool = False
     qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What a head's layer starts from, the same for all members.
+
+    Attributes:
+        mixed: [..., n, mixed] what the attention reads. ``residual``: [..., n, hidden].
+        queries: [..., n, heads x head size], neither changed by deltas nor rotated.
+        keys, values: [..., kv heads, n, head size], keys rotated.
+    """
+
+    mixed: Tensor
+    residual: Tensor
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 class Norm(nn.Module):
@@ -113,7 +135,8 @@ class EagleHead(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         self.config = c = config
-        sizes = linear_sizes(config)
+        self.products: dict[tuple[str, ...], Product] = {}  # see prepare
+        self._sizes = sizes = linear_sizes(config)
         biased = {"q_proj", "k_proj", "v_proj"} if c.attention_bias else set()
         for name, (out, inner) in sizes.items():
             has_bias = name in biased or (name == "fc" and c.fc_bias)
@@ -149,41 +172,39 @@ class EagleHead(nn.Module):
         if c.fc_norm:
             parts = torch.split(features, c.target_size, -1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        return self._own("fc", features)
+        return self._linear(features, "fc")[0]
 
-    def mix(self, embedding: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Embedding of the next token and state (fused features, or what the last step fed back), [..., hidden] each
-        -> what the attention reads, and the residual."""
-        if self.config.version == 1:
-            mixed = self._own("fc", torch.cat([embedding, state], -1))
-            return mixed, mixed
-        normed = self._own("hidden_norm", state)
-        mixed = torch.cat([self._own("input_layernorm", embedding), normed], -1)
-        if self.config.mixed_residual:
-            return mixed, self._own("residual_proj", mixed)
-        return mixed, normed if self.config.norm_before_residual else state
-
-    def keys_values(self, mixed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., n, mixed] -> rotated keys and values [..., kv heads, n, head size]; the same for all members."""
-        keys, values = (self._heads(self._own(name, mixed), self.config.num_kv_heads) for name in ("k_proj", "v_proj"))
-        if self.config.qk_norm:
+    def enter(self, embedding: Tensor, state: Tensor, turn: Turn) -> Entered:
+        """Embeddings of the next tokens and states (fused features, or what the last step fed back), [..., n, hidden]
+        each, at the positions of ``turn`` -> what the layer starts from."""
+        c = self.config
+        if c.version == 1:
+            mixed = residual = self._linear(torch.cat([embedding, state], -1), "fc")[0]
+            queries, keys, values = self._linear(mixed, *ATTENTION)
+        else:
+            normed = self._own("hidden_norm", state)
+            mixed = torch.cat([self._own("input_layernorm", embedding), normed], -1)
+            queries, keys, values, *more = self._linear(mixed, *self._entrance)
+            residual = more[0] if more else normed if c.norm_before_residual else state
+        keys, values = (self._heads(x, c.num_kv_heads) for x in (keys, values))
+        if c.qk_norm:
             keys = self._own("k_norm", keys)
-        return self.rotate(keys, positions), values
+        return Entered(mixed, residual, queries, rotate(keys, turn), values)
 
-    def queries(self, mixed: Tensor, positions: Tensor, delta: Delta | None) -> Tensor:
-        """[members or 1, n, mixed] -> rotated queries [members, heads, n, head size]."""
-        q = self._heads(self._linear("q_proj", mixed, delta), self.config.num_heads)
+    def queries(self, mixed: Tensor, common: Tensor, turn: Turn, delta: Delta | None) -> Tensor:
+        """[members or 1, n, mixed] and the common queries of :class:`Entered` -> [members, heads, n, head size]."""
+        q = self._heads(common if delta is None else delta.add("q_proj", mixed, common), self.config.num_heads)
         if self.config.qk_norm:
             q = self._own("q_norm", q)
-        return self.rotate(q, positions)
+        return rotate(q, turn)
 
     def finish(self, attended: Tensor, residual: Tensor, delta: Delta | None) -> Tensor:
         """[members, heads, n, head size], [members or 1, n, hidden] -> [members, n, hidden] the layer's raw output."""
         x = attended.transpose(-3, -2).flatten(-2)
-        x = residual + self._linear("o_proj", x, delta)
+        x = residual + self._changed(x, delta, "o_proj")[0]
         normed = self._own("post_attention_layernorm", x)
-        gated = F.silu(self._linear("gate_proj", normed, delta)) * self._linear("up_proj", normed, delta)
-        return x + self._linear("down_proj", gated, delta)
+        gate, up = self._changed(normed, delta, "gate_proj", "up_proj")
+        return x + self._changed(F.silu(gate) * up, delta, "down_proj")[0]
 
     def readout(self, output: Tensor, delta: Delta | None = None) -> Tensor:
         """[members, n, hidden] raw output -> what the LM head reads."""
@@ -198,23 +219,54 @@ class EagleHead(nn.Module):
         """Raw output -> the state of the next step of a draft."""
         return self.readout(output, delta) if self.config.norm_output else output
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotary position embedding of [..., n, head size] at positions [n], in float32 or wider."""
+    def turn(self, positions: Tensor) -> Turn:
+        """Rotary position embedding of positions [n], in float32 or wider."""
         angles = positions.to(self.inv_freq.dtype)[:, None] * self.inv_freq
-        cos, sin = (torch.cat([f, f], -1).to(x.dtype) for f in (angles.cos(), angles.sin()))
-        left, right = x.chunk(2, -1)
-        return x * cos + torch.cat([-right, left], -1) * sin
+        cos, sin = (torch.cat([f, f], -1) for f in (angles.cos(), angles.sin()))
+        return cos, sin
+
+    def prepare(self) -> None:
+        """Weights will not change any more: layers with the same input become one product, of which they are views."""
+        self.requires_grad_(False)
+        entrance = ATTENTION if self.config.version == 1 else self._entrance
+        for names in (entrance, ("gate_proj", "up_proj"), ("fc",), ("o_proj",), ("down_proj",)):
+            layers: list[nn.Linear] = [getattr(self, name) for name in names]
+            weight, bias = torch.cat([layer.weight for layer in layers]), None
+            if any(layer.bias is not None for layer in layers):
+                bias = torch.cat([x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in layers])
+            for layer, own in zip(layers, torch.split(weight, [x.out_features for x in layers]), strict=True):
+                layer.weight.data = own
+            self.products[names] = Product(weight, bias)
+
+    @property
+    def _entrance(self) -> tuple[str, ...]:
+        """Layers that read what enters a version 3 head."""
+        return (*ATTENTION, "residual_proj") if self.config.mixed_residual else ATTENTION
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)
 
-    def _linear(self, name: str, x: Tensor, delta: Delta | None) -> Tensor:
-        y = self._own(name, x)
-        return y if delta is None else delta.add(name, x, y)
+    def _changed(self, x: Tensor, delta: Delta | None, *names: str) -> Sequence[Tensor]:
+        """The same with the members' deltas."""
+        own = self._linear(x, *names)
+        return own if delta is None else [delta.add(name, x, y) for name, y in zip(names, own, strict=True)]
+
+    def _linear(self, x: Tensor, *names: str) -> Sequence[Tensor]:
+        """Linear layers on one input: one product once weights are final."""
+        if names not in self.products:
+            return [self._own(name, x) for name in names]
+        return torch.split(self.products[names](x), [self._sizes[name][0] for name in names], -1)
 
     def _own(self, name: str, x: Tensor) -> Tensor:
         y: Tensor = getattr(self, name)(x)
         return y
+
+
+def rotate(x: Tensor, turn: Turn) -> Tensor:
+    """Rotary position embedding of [..., n, head size]."""
+    cos, sin = (t.to(x.dtype) for t in turn)
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from specdemo.drafters.eagle_head import Norm
 from specdemo.drafters.head_configs import HydraConfig
 from specdemo.drafters.law import Law
+from specdemo.drafters.product import Product
 from specdemo.drafters.tree import children, dynamic_tree
 from specdemo.target import HFTarget
 from specdemo.types import DraftContext, DrafterStart, Proposal, Rng, Rows, SpecdemoError, Target, Verified
@@ -121,9 +122,9 @@ class DraftHeads(nn.Module):
         """
         raise NotImplementedError
 
-    def logits(self, head: int, read: Tensor, rows: Tensor | None = None) -> Tensor:
-        """[..., hidden] of :meth:`read` -> [..., draft vocabulary]; ``rows`` [draft vocabulary, hidden] of the target's
-        LM head where the network has none."""
+    def logits(self, head: int, read: Tensor, lm_head: Product | None = None) -> Tensor:
+        """[..., hidden] of :meth:`read` -> [..., draft vocabulary]; ``lm_head``: rows of the target's, where the
+        network has none."""
         raise NotImplementedError
 
     def forward(self, hidden: Tensor, embedded: Tensor, mask: Tensor | None = None) -> list[Tensor]:
@@ -189,11 +190,11 @@ class HydraHeads(DraftHeads):
             x = blocks["3"](x)
         return self.hydra_norm[head](x) if hasattr(self, "hydra_norm") else x
 
-    def logits(self, head: int, read: Tensor, rows: Tensor | None = None) -> Tensor:
+    def logits(self, head: int, read: Tensor, lm_head: Product | None = None) -> Tensor:
         """See :meth:`DraftHeads.logits`."""
         if not self.own_lm_head:
-            assert rows is not None
-            return F.linear(read, rows)
+            assert lm_head is not None
+            return lm_head(read)
         own = self.hydra_lm_head[head]
         assert isinstance(own, nn.ModuleDict)
         logits: Tensor = own["1"](read)
@@ -233,7 +234,7 @@ class HeadBank:
     Attributes:
         embedding: [V, hidden] the target's.
         vocab: [draft vocabulary] target ids of the columns of the logits, None: all, in order.
-        rows: [draft vocabulary, hidden] of the target's LM head, None: the network has its own.
+        lm_head: rows of the target's, None: the network has its own.
     """
 
     def __init__(self, target: HFTarget, heads: DraftHeads, vocab: Tensor | None = None) -> None:
@@ -242,10 +243,9 @@ class HeadBank:
         self.heads = heads.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
         self.vocab = None if vocab is None else vocab.to(target.device)
         self.embedding: Tensor = target.model.get_input_embeddings().weight
-        self.rows: Tensor | None = None
+        self.lm_head: Product | None = None
         if not heads.own_lm_head:
-            weight: Tensor = target.model.get_output_embeddings().weight
-            self.rows = weight if self.vocab is None else weight[self.vocab]
+            self.lm_head = Product(target.lm_head if self.vocab is None else target.lm_head[self.vocab])
 
     def start(self, nodes: int = 0) -> DrafterStart:
         """A drafter of chains, or of dynamic trees of ``nodes`` tokens. Those of one run share what they have read."""
@@ -301,7 +301,8 @@ class HeadRun:
     def logits(self, head: int, states: Tensor, path: Tensor) -> Tensor:
         """[n, hidden] states and the tokens [n, head + 1] behind them -> [n, draft vocabulary]."""
         bank = self.bank
-        return bank.heads.logits(head, bank.heads.read(head, states, F.embedding(path, bank.embedding)), bank.rows)
+        read = bank.heads.read(head, states, F.embedding(path, bank.embedding))
+        return bank.heads.logits(head, read, bank.lm_head)
 
 
 class HeadDrafter:

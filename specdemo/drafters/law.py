@@ -47,9 +47,12 @@ class Law:
         token each, and comparing tokens costs a fraction of comparing laws."""
         if not self.transform.greedy:
             return Rows(self(logits, vocab, contexts), vocab=vocab)
-        ranked = self(logits, vocab, contexts) if self.transform.looks_back else logits
-        columns = ranked.argmax(-1)
-        return Rows(tokens=tuple((columns if vocab is None else vocab[columns]).tolist()))
+        return Rows(tokens=tuple(self.certain(logits, vocab, contexts).tolist()))
+
+    def certain(self, logits: Tensor, vocab: Tensor | None, contexts: Iterable[list[int]]) -> Tensor:
+        """[n] target ids of the tokens that chains begin with at temperature 0; arguments as above."""
+        columns = best(self(logits, vocab, contexts) if self.transform.looks_back else logits)
+        return columns if vocab is None else vocab[columns]
 
     def chain(self, k: int, text: Sequence[int], first: Tensor, step: Step, vocab: Tensor | None, rng: Rng) -> Proposal:
         """Draft ``k`` tokens one after the other, each drawn from its law.
@@ -64,9 +67,14 @@ class Law:
             if i:
                 logits = step(i - 1, tokens[-1])
             if greedy and not self.transform.looks_back:
-                column = int(logits.argmax())
+                column = int(best(logits))
             else:
                 laws.append(self(logits, vocab, ([*text, *tokens] for _ in range(1))))
-                column = int(laws[-1].argmax()) if greedy else rng.draw(laws[-1][0])
+                column = int(best(laws[-1])) if greedy else rng.draw(laws[-1][0])
             tokens.append(column if vocab is None else int(vocab[column]))
         return Proposal(tuple(tokens)) if greedy or not laws else Proposal(tuple(tokens), None, torch.cat(laws), vocab)
+
+
+def best(rows: Tensor) -> Tensor:
+    """[n, columns] -> [n] where each row is largest (several times as fast as ``argmax`` in bfloat16 on CPUs)."""
+    return rows.max(-1).indices

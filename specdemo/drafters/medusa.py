@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from specdemo.drafters.head_configs import MedusaConfig
 from specdemo.drafters.hydra import DraftHeads, HeadBank, ResBlock, filled, hf_target
+from specdemo.drafters.product import Product
 from specdemo.types import DrafterStart, Target
 
 
@@ -28,7 +29,7 @@ class MedusaHeads(DraftHeads):
             x = block(x)
         return x
 
-    def logits(self, head: int, read: Tensor, rows: Tensor | None = None) -> Tensor:
+    def logits(self, head: int, read: Tensor, lm_head: Product | None = None) -> Tensor:
         """See :meth:`DraftHeads.logits`."""
         logits: Tensor = self._layers(head)[-1](read)
         return logits

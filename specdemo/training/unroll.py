@@ -50,12 +50,13 @@ def unroll(head: EagleHead, delta: Delta | None, rows: Rows, embedding: Tensor, 
         n = length - 1 - step
         if n < 1:
             return
-        mixed, residual = head.mix(embedded[:, 1 + step :], state[:, :n])
-        own.append(_spread(head.keys_values(mixed, positions[step : step + n]), group))
+        turn = head.turn(positions[step : step + n])
+        entered = head.enter(embedded[:, 1 + step :], state[:, :n], turn)
+        own.append(_spread((entered.keys, entered.values), group))
         own = [(keys[..., :n, :], values[..., :n, :]) for keys, values in own]
-        queries = head.queries(mixed, positions[step : step + n], delta)
+        queries = head.queries(entered.mixed, entered.queries, turn, delta)
         attended = _attend(queries, own, mask[..., :n, :n])
-        output = head.finish(attended, residual, delta)
+        output = head.finish(attended, entered.residual, delta)
         yield head.readout(output, delta)
         state = head.feed_back(output, delta)
 
