@@ -108,6 +108,12 @@ def read_member(folder: Path, name: str, head: EagleHead, lm_head: Tensor) -> Me
     return Member(name, delta, vocab, lm_head[vocab].contiguous())
 
 
+def general(folder: Path) -> str:
+    """Name of the member that is the common weights as they are."""
+    members = _checked(folder, FORMAT, "head", "members")["members"]
+    return next(str(name) for name, member in members.items() if not member["rank"])
+
+
 def is_hydra(folder: Path) -> bool:
     """Whether a folder holds our own kind of Hydra heads."""
     return (folder / "heads.safetensors").is_file()

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from specdemo.drafters.bank_files import read_head, write_head, write_hydra, write_member
+from specdemo.drafters.bank_files import general, read_head, read_member, write_head, write_hydra, write_member
 from specdemo.drafters.eagle_head import Delta, EagleConfig, EagleHead
 from specdemo.drafters.head_configs import HydraConfig
 from specdemo.drafters.hydra import HydraHeads
@@ -18,6 +18,7 @@ from specdemo.training.features import Features, load
 from specdemo.training.heads import Corpus, Recipe, Teacher, eagle_states, hydra_states, train
 
 VOCABULARY = 8192  # tokens a general head drafts
+OWN = 2048  # of its domain's likeliest tokens a specialist drafts in any case
 
 
 def feature_layers(target: HFTarget) -> tuple[int, ...]:
@@ -48,13 +49,17 @@ def train_specialist(
     rank: int,
     size: int,
 ) -> None:
-    """Train a low-rank delta of a bank's head on one domain or a few, with a vocabulary of their ``size`` likeliest
-    tokens."""
+    """Train a low-rank delta of a bank's head on one domain or a few. Its vocabulary: their ``size`` likeliest tokens, if
+    the general head drafts them, too, or if they are among their ``OWN`` likeliest. (Judging a bank reads a row of the
+    LM head for every token that any member drafts.)"""
     head = read_head(bank, target.tokenizer.hf).requires_grad_(False)
     texts = {domain: load(features, domain) for domain in domains}
     torch.manual_seed(recipe.seed)
     delta = new_delta(head, rank)
-    vocab = vocabulary(list(texts.values()), target.vocab_size, size)
+    likeliest, own = (vocabulary(list(texts.values()), target.vocab_size, n) for n in (size, OWN))
+    common = read_member(bank, general(bank), head, target.lm_head).vocab
+    assert common is not None  # ours have one
+    vocab = likeliest[torch.isin(likeliest, torch.cat([common.cpu(), own]))]
     teacher = Teacher.of(target.embedding, target.lm_head, vocab)
     corpus = Corpus(texts, head.config.layers, held_out=False)
     train(delta, eagle_states(head, delta), corpus, teacher, recipe, _checkpoint(bank, name))
