@@ -49,9 +49,11 @@ def train_specialist(
     rank: int,
     size: int,
 ) -> None:
-    """Train a low-rank delta of a bank's head on one domain or a few. Its vocabulary: their ``size`` likeliest tokens, if
-    the general head drafts them, too, or if they are among their ``OWN`` likeliest. (Judging a bank reads a row of the
-    LM head for every token that any member drafts.)"""
+    """Train a low-rank delta of a bank's head on one domain or a few.
+
+    Its vocabulary: their ``size`` likeliest tokens, if the general head drafts them, too, or if they are among their
+    ``OWN`` likeliest. (Judging a bank reads a row of the LM head for every token that any member drafts.)
+    """
     head = read_head(bank, target.tokenizer.hf).requires_grad_(False)
     texts = {domain: load(features, domain) for domain in domains}
     torch.manual_seed(recipe.seed)
