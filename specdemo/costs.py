@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -32,8 +32,7 @@ def drafting_costs(pool: Pool, k: int = 5, block: int = 4, context: int = 128, r
     """
     target = cast("HFTarget", pool.target)
     text = _Text(target, context, context + block * (repeats + 1))
-    start = DraftContext((), Warp(Sampling(), context), len(text.written) + 64)
-    teams = {name: Team([a.start(start) for a in arms], text.read, text.features, True) for name, arms in _teams(pool)}
+    teams = {name: text.team(arms) for name, arms in _teams(pool)}
     everybody, lengths = teams["everybody"], [min(k, arm.k or k) for arm in pool.arms]
     for team in teams.values():
         for i in range(len(team.drafters)):
@@ -127,6 +126,11 @@ class _Text:
         session.prefill(self.written)
         self._hidden = session.hidden
         self.features = Features(length, None if self._hidden is None else self._hidden[: begin - 1])
+
+    def team(self, arms: Sequence[Arm]) -> Team:
+        """Drafters on this text. Every team has its own: what one has read and judged is done for all that share."""
+        start = DraftContext((), Warp(Sampling(), len(self.read)), len(self.written) + 64)
+        return Team([arm.start(start) for arm in arms], self.read, self.features, True)
 
     def grow(self, block: int) -> Tensor:
         """Commit some tokens. Returns the target's law there, point masses."""

@@ -264,8 +264,10 @@ class _Run:
         if self.shadow and self.evaluation:
             realised = self.evaluation.drafted(draft)
             judged = self.evaluation.judge(self.shadow)
-        evaluated = judged.report() if judged else None
-        return replace(result, realised=realised, evaluated=evaluated, shadow_ms=result.shadow_ms + clock.lap())
+        result = replace(result, realised=realised)
+        if judged:
+            result = replace(result, evaluated=judged.report(), shadow_ms=result.shadow_ms + clock.lap())
+        return result
 
     def _learners(self, arm: int, block: Verified, judged: Judged | None) -> list[tuple[Drafter, Verified]]:
         """Who may learn from what: everybody from what was judged, else the drafter that drafted from its block."""

@@ -8,6 +8,7 @@ import pytest
 
 from specdemo import bench, costs
 from specdemo.drafters import DRAFTERS
+from specdemo.drafters.bank import BankRun
 from specdemo.selectors import SELECTORS
 from specdemo.types import Arm, Pool
 from tests import heads, tiny
@@ -48,6 +49,18 @@ def test_feedback_and_drafts_are_ratios_to_a_forward(tmp_path) -> None:
     assert {name: cost["arms"] for name, cost in found["feedback"].items()} == {"heads": 2, "everybody": 3}
     assert all(cost["ratio"] > 0 < cost["ms"] for part in ("draft", "feedback") for cost in found[part].values())
     assert len(costs.costs_table(found)) == 2 + 3 + 2
+
+
+def test_no_team_is_timed_with_what_another_has_judged(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members of a bank, alone and with another arm: a forward of the bank for each team in each round."""
+    target, folder = tiny.target(), str(heads.bank(tmp_path / "bank"))
+    load = lambda family, **options: DRAFTERS[family].load(target, **options)  # noqa: E731
+    arms = [Arm(name, "eagle", load("eagle", model=folder, member=name)) for name in ("all", "some")]
+    forwards, run = list[slice](), BankRun._run
+    monkeypatch.setattr(BankRun, "_run", lambda self, *args: (forwards.append(args[0]), run(self, *args))[1])
+    pool = Pool("x", target, (*arms, Arm("copy", "prompt-lookup", load("prompt-lookup"))))
+    costs.drafting_costs(pool, k=1, block=4, context=20, repeats=2)
+    assert len([here for here in forwards if here.stop - here.start == 4 + 1]) == 2 * 3  # and the next position
 
 
 def test_the_model_is_left_as_it_was() -> None:

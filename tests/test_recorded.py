@@ -132,3 +132,22 @@ def test_what_is_recorded_is_what_the_engine_does(tmp_path: Path, recordable: Po
             assert tape.play(contender(f"fixed:arm={arm.name}")).rounds == len(real)
     with pytest.raises(SpecdemoError, match="another k"):
         recorder.record(recordable, prompts, K + 1, 24, tmp_path / "w.npz", tmp_path / "a.jsonl")
+
+
+def test_costs_that_nobody_measured_are_not_taken_for_nothing(tmp_path: Path) -> None:
+    """Answers that end before there was a draft of K tokens, or an evaluation of eight positions; none at all."""
+    short = np.array([np.nan, 2.0])[:, None] * np.ones((2, 2))
+    for less in (replace(HAND, draft_ms=short), replace(HAND, evaluation_ms=np.array([2.5, 3, 4, np.nan]))):
+        with pytest.raises(SpecdemoError, match="too short"):
+            simulate(world(less, less), ("none",), 9, 2, K)
+        assert world(less, HAND).evaluation_ms() == pytest.approx((2, 0.5))  # one that tells is enough
+    with pytest.raises(SpecdemoError, match="The 0 recorded answers"):
+        replace(world(HAND), answers=[]).round_ms()
+    with pytest.raises(SpecdemoError, match="alternate is -3"):
+        load(tmp_path / "w.npz", -3)
+
+
+def test_somebody_has_to_draft(tmp_path: Path, recordable: Pool) -> None:
+    for made, k in ((recordable, 0), (replace(recordable, arms=()), K)):
+        with pytest.raises(SpecdemoError, match="takes one of each"):
+            recorder.record(made, [], k, 24, tmp_path / "w.npz", tmp_path / "a.jsonl")

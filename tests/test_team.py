@@ -129,8 +129,10 @@ def test_what_is_evaluated_at_the_end_is_not_part_of_the_answers_time() -> None:
     slow = pool(FakeTarget(table(V, 0), V), arm("x", lambda c: Slow(table(V, 1), "sample", c)))
     rounds = list(generate(Request(**{**fields(FAKE), "options": {"m": 1}}), slow))
     assert rounds[-1].evaluated is not None
-    assert rounds[-1].shadow_ms > 15 > rounds[-1].feedback_ms
-    assert all(r.feedback_ms > 15 > r.shadow_ms for r in rounds[:-1])
+    assert rounds[-1].shadow_ms > 15
+    assert rounds[-1].feedback_ms == 0
+    assert all(r.feedback_ms > 15 for r in rounds[:-1])
+    assert np.median([r.shadow_ms for r in rounds[:-1]]) < 15
     assert rounds[-1].at_ms == pytest.approx(sum(r.round_ms for r in rounds))
 
 
@@ -249,7 +251,7 @@ def choices(rounds: list[Round]) -> list[tuple]:
 def test_the_selector_never_sees_the_shadow(selector: str, temperature: float) -> None:
     alone, watched = (rounds_of(selector, fake_pool(), shadow, temperature) for shadow in (False, True))
     assert choices(alone) == choices(watched)
-    assert all(r.evaluated is None and r.shadow_ms < 1 for r in alone)
+    assert all(r.evaluated is None and r.shadow_ms == 0 for r in alone)
     assert [len(r.evaluated.ratio) for r in watched if r.evaluated] == [len(r.tokens) for r in watched]
     assert watched[0].start is not None
     assert watched[0].start.evaluated == ("d0", "d1", "d2")
@@ -287,4 +289,4 @@ def test_what_full_information_reports_is_what_the_shadow_would() -> None:
         assert np.array_equal(mine, shadows)
     assert [r.realised for r in told] == [r.realised for r in watched]
     assert estimated(told) == estimated(watched)
-    assert all(r.shadow_ms < 5 for r in told)
+    assert all((r.shadow_ms == 0) == (r.evaluated is None) for r in told)

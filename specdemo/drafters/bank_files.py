@@ -194,7 +194,10 @@ def _vocab(file: Path, vocab: Tensor, size: int) -> Tensor:
 def _checked(folder: Path, wanted: str, *keys: str) -> dict[str, Any]:
     config = read_config(folder)
     if config.get("format") != wanted or not {"vocabulary", *keys} <= config.keys():
-        raise SpecdemoError(f"{folder / 'config.json'} is not that of draft heads in the format {wanted}.")
+        raise SpecdemoError(
+            f"{folder / 'config.json'} is not that of draft heads in the format {wanted}, but {config.get('format')}. "
+            "Heads of another version of specdemo have to be trained or fetched again (docs/training.md)."
+        )
     return config
 
 

@@ -123,9 +123,11 @@ class Columns:
         """What a member may draft after the text."""
         known, own = self._own.get(member, (-1, None))
         if own is None or known != len(self._born):
-            brought = [column for column in self._born if bool(self.outside[member, column])]
-            columns = torch.cat([self.union.own[member], self.ids.new_tensor(brought)])
-            ids, rows = self.ids[columns], self.union.rows
-            own = Own(columns, ids, rows[ids[len(ids) - len(brought) :]] if rows is not None and brought else None)
+            born = torch.tensor(list(self._born), dtype=torch.long, device=self.ids.device)
+            brought = born[self.outside[member, born]]
+            columns, rows = torch.cat([self.union.own[member], brought]), self.union.rows
+            own = Own(
+                columns, self.ids[columns], rows[self.ids[brought]] if rows is not None and len(brought) else None
+            )
             self._own[member] = len(self._born), own
         return own

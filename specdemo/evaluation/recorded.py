@@ -72,19 +72,29 @@ class Recording:
 
     def round_ms(self) -> Floats:
         """[arms, k + 1] median time of a round with each draft length; column 0 is plain decoding."""
-        one, longest = np.nanmedian([answer.draft_ms for answer in self.answers], axis=0)
+        one, longest = self._median("draft_ms")
         steps = np.maximum(np.array(self.lengths) - 1, 1)
         slope = np.where(np.array(self.lengths) > 1, np.maximum(0, longest - one) / steps, one)
         table: Floats = one[:, None] + slope[:, None] * (np.arange(self.k + 1) - 1)
         table[:, 0] = 0
-        table += np.nanmedian([answer.verify_ms for answer in self.answers])
+        table += self._median("verify_ms")
         return table
 
     def evaluation_ms(self) -> tuple[float, float]:
         """Time of an evaluation of all arms: at once, and per position; a line through the medians."""
-        median = np.nanmedian([answer.evaluation_ms for answer in self.answers], axis=0)
+        median = self._median("evaluation_ms")
         slope = max(0.0, float(np.polyfit(BLOCKS, median, 1)[0]))
         return max(0.0, float(median.mean() - slope * np.mean(BLOCKS))), slope
+
+    def _median(self, name: str) -> Floats:
+        found = np.array([getattr(answer, name) for answer in self.answers])
+        if not len(found) or np.isnan(found).all(0).any():
+            raise SpecdemoError(
+                f"The {len(found)} recorded answers are too short to tell what drafts and evaluations cost. Record "
+                f"longer ones, at least one of {max(sum(BLOCKS), self.k) + 1} tokens, into a new file."
+            )
+        median: Floats = np.nanmedian(found, axis=0)
+        return median
 
 
 def save(recording: Recording, path: Path) -> None:
@@ -104,8 +114,10 @@ def load(path: Path, alternate: int = 0) -> Recording:
     """Read a file of :func:`save`.
 
     Raises:
-        SpecdemoError: there is no such file, or it holds something else.
+        SpecdemoError: there is no such file, or it holds something else; ``alternate`` is out of range.
     """
+    if alternate < 0:
+        raise SpecdemoError(f"alternate is {alternate}; it must be at least 0 (0: answers one by one).")
     try:
         with np.load(path, allow_pickle=False) as file:
             made = Recording(

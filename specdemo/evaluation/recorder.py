@@ -36,8 +36,12 @@ def record(pool: Pool, prompts: Sequence[Prompt], k: int, tokens: int, path: Pat
             by plain decoding.
 
     Raises:
-        SpecdemoError: the file was recorded with other drafters or another draft length.
+        SpecdemoError: the file was recorded with other drafters or another draft length; nobody is to draft.
     """
+    if k < 1 or not pool.arms:
+        raise SpecdemoError(
+            f"The pool {pool.name} has {len(pool.arms)} arms and k is {k}; recording takes one of each."
+        )
     lengths = tuple(min(k, arm.k or k) for arm in pool.arms)
     families = tuple(arm.family for arm in pool.arms)
     made = Recording(pool.name, str(pool.info.get("hash")), k, tuple(a.name for a in pool.arms), families, lengths)

@@ -102,6 +102,6 @@ def make_selector(
         wanted = type(known[key])
         if not isinstance(value, wanted) and not (wanted is float and isinstance(value, int)):
             raise SpecdemoError(f"Option {key} of {name!r} is {value!r}; it should be a {wanted.__name__}.")
-    selector = SELECTORS[name](arms, lengths, rng, **options)
+    selector = SELECTORS[name](arms, lengths, rng, **options) if arms else NoDrafter(arms, lengths, rng)
     selector.prompt = tuple(prompt)
-    return selector if arms else NoDrafter(arms, lengths, rng)
+    return selector

@@ -119,5 +119,7 @@ def read_router(path: str) -> RouterModel:
 
 
 def write_router(model: RouterModel, path: str | Path) -> None:
-    """Write a model as an .npz file."""
-    np.savez_compressed(path, arms=np.array(model.arms), weights=model.weights)
+    """Write a model as an .npz file of exactly this name."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("wb") as file:
+        np.savez_compressed(file, arms=np.array(model.arms), weights=model.weights)

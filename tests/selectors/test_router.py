@@ -74,6 +74,7 @@ def test_it_is_trained_on_a_recorded_world_and_found_by_the_pool_that_has_its_ar
     assert chosen.choose() == 2
     with pytest.raises(SpecdemoError, match="no model for this pool"):
         make_selector("router", ["d"], [k], np.random.default_rng(0), {})
+    assert make_selector("router", [], [], np.random.default_rng(0), {}).choose() == -1  # K = 0: plain decoding
 
 
 def test_features_see_order_and_are_bounded() -> None:
@@ -94,8 +95,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(SpecdemoError, match="cannot be read"):
         make(model=str(tmp_path / "text.npz"))
-    train_router([[1], [2]], ["x", "y"], tmp_path / "r.npz", steps=1)
+    train_router([[1], [2]], ["x", "y"], tmp_path / "new" / "r", steps=1)  # a file of just this name
     with pytest.raises(SpecdemoError, match="trained for x, y"):
-        make(model=str(tmp_path / "r.npz"))
+        make(model=str(tmp_path / "new" / "r"))
     with pytest.raises(SpecdemoError, match="got 1 and 0"):
         train_router([[1]], [])
