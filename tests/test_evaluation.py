@@ -100,6 +100,12 @@ def test_evaluate_from_the_command_line(tmp_path: Path, tiny_model: Path, monkey
     assert len(kept.splitlines()) == 8
     assert main(command) == 0  # nothing is measured again
     assert (tmp_path / "out" / "replays.jsonl").read_text() == kept
+    for name in ("answers.jsonl", "replays.jsonl"):  # killed in the middle of a line
+        file = tmp_path / "out" / name
+        file.write_text(file.read_text()[:-20])
+    assert main(command) == 0
+    again = (tmp_path / "out" / "replays.jsonl").read_text().splitlines()
+    assert [row["id"] for row in map(json.loads, again)] == [row["id"] for row in map(json.loads, kept.splitlines())]
     assert main([*command, "--arm", "nobody"]) == 2
     assert (
         main(["evaluate", "drafters", "--pool", str(pool), "--prompts", str(pool), "--out", str(tmp_path / "x")]) == 2

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from specdemo.evaluation.prompts import Prompt
 from specdemo.evaluation.replay import answers, features, replay, to_dict
+from specdemo.jsonl import whole_lines
 from specdemo.target import HFTarget
 from specdemo.types import Pool
 
@@ -36,7 +37,7 @@ def evaluate(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, target = folder / "replays.jsonl", cast("HFTarget", pool.target)
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    rows = whole_lines(path)
     done = {(row["id"], row["arm"], row["k"]) for row in rows}
     chosen = [arm for arm in pool.arms if arms is None or arm.name in arms]
     fastest = next((arm.name for arm in chosen if target.layers), "")

@@ -20,6 +20,7 @@ from torch import Tensor
 from specdemo.engine import generate
 from specdemo.evaluation.prompts import Prompt
 from specdemo.feedback import overlap
+from specdemo.jsonl import whole_lines
 from specdemo.sampling import Dice, Warp
 from specdemo.target import HFTarget
 from specdemo.types import Arm, DraftContext, Message, Pool, Proposal, Request, Sampling, Verified
@@ -71,8 +72,7 @@ def answers(prompts: Sequence[Prompt], pool: Pool, tokens: int, kept: Path, arm:
     Args:
         arm: drafter that speeds it up; the text is the same. Empty: plain decoding.
     """
-    lines = kept.read_text("utf-8").splitlines() if kept.exists() else []
-    known = {row["id"]: row for row in map(json.loads, lines)}
+    known = {row["id"]: row for row in whole_lines(kept)}
     kept.parent.mkdir(parents=True, exist_ok=True)
     for p in prompts:
         request = Request(messages=(Message("user", p.prompt),), max_new_tokens=tokens, selector="none")

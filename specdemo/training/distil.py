@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from specdemo.jsonl import whole_lines
 from specdemo.target import HFTarget
 from specdemo.training.prompts import write_prompts
 from specdemo.training.writer import Task, Writer
@@ -37,7 +38,7 @@ def distil(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{domain}.jsonl"
-    done = {(row["prompt"], row["sample"]) for row in map(json.loads, _whole_lines(path))}
+    done = {(row["prompt"], row["sample"]) for row in whole_lines(path)}
     asked = list(prompts[:count] if prompts is not None else write_prompts(domain, count, seed))
     wanted = [(i, prompt, sample) for i, prompt in enumerate(asked) for sample in (False, True)]
     missing = [(i, prompt, sample) for i, prompt, sample in wanted if (prompt, sample) not in done]
@@ -55,15 +56,6 @@ def distil(
             print(json.dumps({"prompt": prompt, "gen": answer, "sample": sample}), file=file, flush=True)
             bar.update()
     return path
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    """Lines of a file, if there is one; the rest of one that was cut off by a kill is removed."""
-    content = path.read_bytes() if path.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        path.write_bytes(whole)
-    return whole.splitlines()
 
 
 def _tokens(target: HFTarget, prompt: str) -> tuple[int, ...]:
