@@ -15,7 +15,7 @@ import specdemo
 ROOT = Path(specdemo.__file__).parent
 LEVELS = {  # a module imports only from levels below its own, or from its own
     **dict.fromkeys(("types", "times"), 0),
-    **dict.fromkeys(("sampling", "verify", "limits", "text", "convert", "sources"), 1),
+    **dict.fromkeys(("sampling", "verify", "limits", "text", "convert", "sources", "jsonl"), 1),
     **dict.fromkeys(("target", "session", "compiled", "slots", "tokens", "models"), 2),
     **dict.fromkeys(("estimators", "calibration"), 2),
     **dict.fromkeys(("drafters", "selectors", "feedback"), 3),
