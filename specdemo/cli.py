@@ -241,6 +241,8 @@ def _train(p: argparse.ArgumentParser) -> None:
         q.add_argument("--out", required=True, metavar="FOLDER", help="the bank, or the folder of the Hydra heads")
         q.add_argument("--positions", type=float, default=positions, help=f"tokens to train on (default {positions})")
         q.add_argument("--lr", type=float, help="peak learning rate")
+        if name == "head":
+            q.add_argument("--start", metavar="FOLDER", help="a bank whose head it begins as (default: from nothing)")
         if name == "specialist":
             q.add_argument("--rank", type=int, default=32, help="of the delta (default 32)")
             q.add_argument("--vocabulary", type=int, default=4096, help="tokens it drafts (default 4096)")

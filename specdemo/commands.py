@@ -323,7 +323,8 @@ def train(args: argparse.Namespace) -> int:
     settings: Json = {"positions": int(args.positions), "seed": args.seed, **({"lr": args.lr} if args.lr else {})}
     recipe, read, out = Recipe(**settings), Path(args.features), Path(args.out)
     if args.step == "head":
-        recipes.train_head(target, read, args.domain, out, args.name, recipe)
+        start = Path(args.start) if args.start else None
+        recipes.train_head(target, read, args.domain, out, args.name, recipe, start)
     elif args.step == "specialist":
         recipes.train_specialist(target, read, args.domain, out, args.name, recipe, args.rank, args.vocabulary)
     else:

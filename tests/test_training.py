@@ -164,13 +164,16 @@ def test_a_head_learns_and_drafts(target, features, tmp_path) -> None:
     recipe = replace(QUICK, positions=80_000, batch=512, lr=1e-2)
     recipes.train_head(target, features, ["code", "sql"], bank, "all", recipe)
     recipes.train_specialist(target, features, ["sql"], bank, "sql", replace(recipe, positions=4096), 4, 40)
+    recipes.train_head(
+        target, features, ["sql"], tmp_path / "more", "on", replace(recipe, positions=512, lr=1e-5), bank
+    )
     told = json.loads((bank / "config.json").read_text())["members"]
     assert told["sql"]["rank"] == 4
     assert told["all"]["trained"]["domains"] == ["code", "sql"]
     fresh = tiny.HFTarget(tiny.llama(dtype=torch.float32), target.tokenizer.hf, name="tiny")
     lengths = {}
-    for name in ("all", "sql"):
-        arm = Arm(name, "eagle", DRAFTERS["eagle"].load(fresh, model=str(bank), member=name))
+    for name, folder in (("all", bank), ("sql", bank), ("on", tmp_path / "more")):
+        arm = Arm(name, "eagle", DRAFTERS["eagle"].load(fresh, model=str(folder), member=name))
         request = Request(messages=(LEARNT,), selector="fixed", k=3, max_new_tokens=60)
         rounds = list(generate(request, Pool("x", fresh, (arm,))))
         lengths[name] = len(tokens_of(rounds)) / len(rounds)

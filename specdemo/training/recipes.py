@@ -26,14 +26,26 @@ def feature_layers(target: HFTarget) -> tuple[int, ...]:
     return target.depth // 4 + 1, target.depth * 4 // 5, target.depth
 
 
-def train_head(target: HFTarget, features: Path, domains: Sequence[str], bank: Path, name: str, recipe: Recipe) -> None:
-    """Train a general EAGLE-3 head on these domains, and make a bank of it with one member, ``name``."""
+def train_head(
+    target: HFTarget,
+    features: Path,
+    domains: Sequence[str],
+    bank: Path,
+    name: str,
+    recipe: Recipe,
+    start: Path | None = None,
+) -> None:
+    """Train a general EAGLE-3 head on these domains, and make a bank of it with one member, ``name``.
+
+    Args:
+        start: a bank whose common head it begins as; None: it begins from nothing.
+    """
     texts = {domain: load(features, domain) for domain in domains}
     layers = next(iter(texts.values())).layers
-    head = new_head(target, layers, recipe.seed)
+    head = new_head(target, layers, recipe.seed) if start is None else read_head(start, target.tokenizer.hf)
     vocab = vocabulary(list(texts.values()), target.vocab_size, VOCABULARY)
     teacher = Teacher.of(target.embedding, target.lm_head, vocab)
-    corpus = Corpus(texts, layers, held_out=False)
+    corpus = Corpus(texts, head.config.layers, held_out=False)
     train(head, eagle_states(head, None), corpus, teacher, recipe, _checkpoint(bank, name))
     write_head(bank, head, target.tokenizer.hf)
     write_member(bank, name, vocab, None, told(corpus, recipe))
