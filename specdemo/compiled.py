@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import shutil
 import tempfile
 import threading
 import time
@@ -30,6 +31,7 @@ from specdemo.types import Proposal
 if TYPE_CHECKING:
     from specdemo.target import HFTarget
 
+LEFT = 24 * 3600  # seconds after which working files are those of a compilation that was killed
 OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}
 log = logging.getLogger(__name__)
 
@@ -140,9 +142,13 @@ def _example(target: HFTarget, trees: bool) -> tuple[tuple[Any, ...], tuple[Any,
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[None]:
-    """Inductor's working files (a copy of all weights among them) in a folder that goes away afterwards."""
+    """Inductor's working files (a copy of all weights among them) in a folder that goes away afterwards, and so do those
+    of compilations that were killed long ago."""
     from torch._inductor import utils
 
+    for left in folder.glob("part-*"):
+        if left.is_dir() and time.time() - left.stat().st_mtime > LEFT:
+            shutil.rmtree(left, ignore_errors=True)
     fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
     with tempfile.TemporaryDirectory(prefix="part-", dir=folder) as place, fresh(dir=place):
         yield

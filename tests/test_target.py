@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -370,6 +372,15 @@ def test_without_a_working_compiler_scoring_goes_on_eagerly(
     assert "no g++ here" in mine.compile_note
     assert len([r for r in caplog.records if r.name == compiled_module.__name__]) == 1
     assert not list(tmp_path.glob("*.pt2"))
+
+
+def test_working_files_of_killed_compilations_go_away(tmp_path: Path) -> None:
+    for name, age in (("part-old", 90_000), ("part-new", 60)):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    with compiled_module._scratch(tmp_path):
+        assert len(list(tmp_path.glob("part-*"))) == 2
+    assert [path.name for path in tmp_path.glob("part-*")] == ["part-new"]
 
 
 @pytest.fixture(scope="module")
