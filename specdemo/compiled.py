@@ -142,8 +142,8 @@ def _example(target: HFTarget, trees: bool) -> tuple[tuple[Any, ...], tuple[Any,
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[None]:
-    """Inductor's working files (a copy of all weights among them) in a folder that goes away afterwards, and so do those
-    of compilations that were killed long ago."""
+    """Inductor's working files (a copy of all weights among them) in a folder that goes away afterwards, and those of
+    compilations that were killed long ago."""
     from torch._inductor import utils
 
     for left in folder.glob("part-*"):
