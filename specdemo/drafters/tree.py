@@ -48,9 +48,11 @@ def dynamic_tree(depth: int, nodes: int, first: Tensor, expand: Expand, vocab: T
         tokens += ids.tolist()
         scores += score.tolist()
         parents += [node for node in expanded for _ in range(width)]
-        if level == depth - 1:
-            break
         best = score.topk(min(beam, len(score))).indices
+        if len(scores) >= nodes:  # who is not among the likeliest now has no child that ever will be
+            best = best[score[best] > sorted(scores)[-nodes]]
+        if level == depth - 1 or not len(best):
+            break
         expanded, sums = (before + best).tolist(), score[best][:, None]
         logits = expand(level, ids[best], best // width)
     # A child is never likelier than its parent and comes after it, so what is kept is a tree, parents first.
